@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from iaprof.bpf.driver_layout import MAX_CLASSES
+from iaprof.bpf.driver_layout import MAX_CLASSES, MAX_OPERATIONS
 from iaprof.formats.wire.launches import MAPPING_STATE, PYTHON_LAYOUT
 
 MAX_ARGS = 7  # of a probe
@@ -81,6 +81,7 @@ class Phase(IntEnum):
     DISPATCHED = 15
     SUBMITTED = 16
     DRAWN = 17
+    OPERATED = 18
 
 
 ARG = np.dtype(
@@ -133,7 +134,9 @@ LAYOUT = np.dtype(
         ("kind", "<u2", (3,)),  # driver_layout.Layout.kind
         ("simd", "<u2"),  # driver_layout.Layout.simd and stage
         ("stage", "<u2"),
-        ("pad", "V6"),
+        ("of_operations", "<u2", (5,)),  # driver_layout.Operations: function, kernel, data, size, kind
+        ("pad", "V4"),
+        ("operation_names", "<u8", (2 * MAX_OPERATIONS,)),  # texts of 16 bytes with a zero at their end, by number
         # The low bits of a handle, which are 0, if a handle has a kernel for each GPU: there the programs put the GPU's
         # number. Else 0.
         ("gpu_mask", "<u8"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 
 from iaprof.bpf.driver_layout import (
     ARGUMENTS,
     MAX_CLASSES,
     MAX_GPUS,
+    MAX_OPERATIONS,
+    MOST_NAME_BYTES,
     OF_DRAWS,
     OWN_LAUNCHES,
     Action,
@@ -16,6 +19,7 @@ from iaprof.bpf.driver_layout import (
     Field,
     Layout,
     LayoutError,
+    Operations,
 )
 from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, WAIT_ENTRY, AddressValue, DescriptionValue, SizeKind, pack
 from iaprof.formats.header.waits import FUNCTIONS
@@ -79,9 +83,20 @@ def packed_layout(layout: Layout) -> bytes:
     drawn = (*layout.drawn, 0, 0)[:2]
     of_shaders = (*(layout.window or (0, 0)), *bound, len(layout.bound), layout.pipeline)
     of_draws = (*drawn, len(layout.drawn), *layout.stages, *layout.kind, layout.simd, layout.stage)
-    return pack(
-        LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, *of_draws, mask
-    )
+    numbers = (*classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, *of_draws)
+    return pack(LAYOUT, *numbers, *_of_operations(layout.operations), mask)
+
+
+_UNKNOWN_OPERATION = "blorp"
+
+
+def _of_operations(operations: Operations | None) -> Iterator[int]:
+    """Yields the offsets, and the names as two numbers each."""
+    of = operations or Operations(0, 0, 0, 0, 0, ())
+    yield from (of.function, of.kernel, of.data, of.size, of.kind)
+    names = dict(of.names)
+    for number in range(MAX_OPERATIONS):
+        yield from struct.unpack("<2Q", names.get(number, _UNKNOWN_OPERATION).encode().ljust(MOST_NAME_BYTES, b"\0"))
 
 
 def _steps(
@@ -108,7 +123,7 @@ def packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     offset = entry.offset - (layout.module_bias if layout and entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
     registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
-    flags = LaunchFlags.OWN if entry.action in OWN_LAUNCHES else 0
+    flags = LaunchFlags.OWN if entry.action in (*OWN_LAUNCHES, Action.OPERATION) else 0
     transfer, size_kind = transfer_function_number(entry.name), _SIZE_KINDS.get(entry.action, SizeKind.NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)

@@ -21,6 +21,7 @@ from iaprof.formats.wire.process_maps import mappings, maps_of
 from iaprof.record.calibrate.level_zero_driver import DriverError
 from iaprof.record.calibrate.search import Memory, Path, Search
 from iaprof.record.calibrate.vulkan_driver import STAGES, Device, VulkanDriver, window
+from iaprof.record.calibrate.vulkan_operations import find_operations
 
 DRAWS = (
     "vkCmdDraw",
@@ -78,6 +79,7 @@ _MOST_WORDS = 12  # of these commands
 _PRIMITIVE, _VERTICES_AT = 0x7B00, 2  # 3DPRIMITIVE
 _VERTICES = 3 * 1009  # of our draws
 _BASE, _MOST_KINDS = 0x40, 8  # bytes of an object that all kinds have; kinds of pipelines
+_ENDS = "its process ends while it copies and clears"
 _UNKNOWN_DRAW = "its commands for a draw are of a kind that iaprof does not know"
 _PIPELINE = 0x4000  # bytes of a pipeline that are searched for its shaders
 _MOST_STRIDE = 0x100  # bytes from one of these to the next
@@ -119,22 +121,50 @@ def search_vulkan(
         DriverError: a call of the driver failed.
     """
     driver = VulkanDriver(library)
-    findings = []
+    findings: list[dict[str, Any]] = []
     for device in driver.devices():
         about: dict[str, Any] = {"name": device.name, "version": device.version}
         try:
-            findings.append(about | _search(device, memory, searched, checked, drawing))
+            found, distance = _search(device, memory, searched, checked, drawing)
         except DriverError as error:
             findings.append(about | {"problem": str(error)})
+            continue
+        # The driver may end this process there, as functions of ours take the place of its own.
+        write_answer({"devices": [*findings, about | found | {"no_own": _ENDS}], "no_own": _ENDS})
+        try:
+            findings.append(about | found | {"operations": _operations(device, memory, distance)})
+        except DriverError as error:
+            findings.append(about | found | {"no_own": str(error)})
     write_answer({"devices": findings})
+
+
+def _operations(device: Device, memory: Memory, distance: int) -> dict[str, Any]:
+    search = Search(memory, device.function("vkCmdDispatch"))
+    return find_operations(device, memory, _kernels, lambda start: start + distance, search.place)
+
+
+def _kernels(commands: int, write: Callable[[int], None]) -> set[int]:
+    """Returns the starts of the kernels with which a function draws and dispatches."""
+    before = _gpu_memory()
+    write(commands)
+    found: set[int] = set()
+    for _, content in _changes(before, _gpu_memory()):
+        padded = content + bytes(4 * _MOST_WORDS)  # the last command may end where the change does
+        words = struct.unpack(f"<{len(padded) // 4}I", padded)
+        for at in range(len(words) - _MOST_WORDS):
+            for _, command, start, on, bits in _STAGE_COMMANDS:
+                if words[at] == command and words[at + on] & bits:
+                    found.add(words[at + start] & ~(_BLOCK - 1))
+    return found
 
 
 def _search(
     device: Device, memory: Memory, searched: bytes, checked: bytes, drawing: Sequence[bytes]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], int]:
+    """Returns what is found, and how far the code of a kernel is, in this process, from its start in commands."""
     device.open()
-    found = window(os.pread(2, 1 << 20, 0))
-    if found is None:
+    range_of_code = window(os.pread(2, 1 << 20, 0))
+    if range_of_code is None:
         raise DriverError("it does not say where its shaders lie on the GPU")
     search = Search(memory, device.function("vkCreateComputePipelines"))
     of_first, of_second = device.module(searched), device.module(checked)
@@ -151,10 +181,10 @@ def _search(
         drawn = _drawn(device, memory, drawing, known, [shader.pipeline for shader in shaders])
     except DriverError as error:
         drawn = {"no_draws": str(error)}
-    return {
+    found = {
         "functions": search.places(device.functions(FUNCTIONS)),
         "forwarding": device.forwarding(memory.read),
-        "window": found,
+        "window": range_of_code,
         "pipeline": pipeline,
         "start": start,
         "size": size,
@@ -164,6 +194,7 @@ def _search(
         "bound": _bound(device, memory, shaders, pipeline),
         **drawn,
     }
+    return found, shaders[0].at - shaders[0].start
 
 
 def _gpu_memory() -> dict[int, bytes]:

@@ -123,6 +123,12 @@ class Mesa:
         program = self.program.with_name(f"draw-{self.release}")
         return [str(word) for word in ("env", *settings, program, *options, *shaders)]
 
+    def operate_command(self, device: str, folder: Path, *options: str | int) -> list[str]:
+        """The same of the program that copies and clears, operate.c."""
+        settings = [f"{name}={value}" for name, value in self.settings(device, folder).items()]
+        program = self.program.with_name(f"operate-{self.release}")
+        return [str(word) for word in ("env", *settings, program, *options)]
+
     def ggml_command(self, device: str, folder: Path, rounds: int) -> list[str]:
         """The command line of the program in ggml.c, which only unstable has; ggml names its pipelines."""
         settings = self.settings(device, folder) | {"GGML_VK_DEBUG_MARKERS": "1"}
@@ -197,8 +203,9 @@ def _build(release: str, prepared: Path, standin: Path, folder: Path) -> Mesa:
     places = (f"-Wl,-rpath,{mesa.libraries}", f"-Wl,--dynamic-linker,{mesa.libraries / 'ld-linux-x86-64.so.2'}")
     sources = (f"-I{prepared / 'include'}", str(HERE / "compute.c"), str(mesa.libraries / "libvulkan.so.1"))
     _compile([*FLAGS, *LINK, *places, *sources], program)
-    sources = (sources[0], str(HERE / "draw.c"), sources[2])
-    _compile([*FLAGS, *LINK, *places, *sources], program.with_name(f"draw-{release}"))
+    for other in ("draw", "operate"):
+        sources = (sources[0], str(HERE / f"{other}.c"), sources[2])
+        _compile([*FLAGS, *LINK, *places, *sources], program.with_name(f"{other}-{release}"))
     if release == "unstable":
         ggml = [str(mesa.libraries / f"lib{name}.so.0") for name in ("ggml", "ggml-base")]
         _compile([*FLAGS, *LINK, *places, f"-I{prepared / 'include'}", str(HERE / "ggml.c"), *ggml], folder / "ggml")

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the Vulkan programs of this folder have in common: a device with a queue, modules, buffers and command buffers. */
+ * What the Vulkan programs of this folder have in common: a device with a queue, modules, buffers and command buffers. Not each uses
+ * all of it. */
 #ifndef DRIVER_VULKAN_PROGRAM_H
 #define DRIVER_VULKAN_PROGRAM_H
 
@@ -32,7 +33,7 @@ static double now(void)
 }
 
 /* `entry` is what its entry point `main` is called instead, with as many letters. */
-static VkShaderModule read_module(const char *path, const char *entry)
+__attribute__((unused)) static VkShaderModule read_module(const char *path, const char *entry)
 {
     static uint32_t code[1 << 18];
     FILE *file = fopen(path, "rb");
@@ -55,7 +56,8 @@ static VkBuffer make_buffer(VkDeviceSize size, const void *content, size_t bytes
 {
     VkBufferCreateInfo info = {.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
                                .size = size,
-                               .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_INDIRECT_BUFFER_BIT};
+                               .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_INDIRECT_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
+                                        VK_BUFFER_USAGE_TRANSFER_DST_BIT};
     VkBuffer made;
     VkDeviceMemory memory;
     VkMemoryRequirements requirements;
@@ -77,7 +79,7 @@ static VkBuffer make_buffer(VkDeviceSize size, const void *content, size_t bytes
 }
 
 /* Makes a descriptor set of a compute shader whose two bindings are a buffer, and the layout of its pipeline. */
-static VkDescriptorSet make_set(VkBuffer buffer, VkPipelineLayout *layout)
+__attribute__((unused)) static VkDescriptorSet make_set(VkBuffer buffer, VkPipelineLayout *layout)
 {
     VkDescriptorSetLayoutBinding bindings[2] = {{0, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL},
                                                 {1, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL}};
