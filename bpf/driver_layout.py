@@ -367,11 +367,13 @@ def _dispatch(of: Mapping[str, Any]) -> Dispatch:
 
 
 def _operations(of: Mapping[str, Any]) -> Operations:
-    offsets = (_number(of[name], MAX_OFFSET + 1) for name in ("function", "kernel", "data", "size", "kind"))
+    function, kernel, data, size, kind = (
+        _number(of[name], MAX_OFFSET + 1) for name in ("function", "kernel", "data", "size", "kind")
+    )
     names = tuple((_number(number, MAX_OPERATIONS - 1), str(name)) for number, name in of["names"])
     if any(not name.isprintable() or not 0 < len(name.encode()) < MOST_NAME_BYTES for _, name in names):
         raise LayoutError("a name of its operations is no name")
-    return Operations(*offsets, names)
+    return Operations(function, kernel, data, size, kind, names)
 
 
 def _field(of: Mapping[str, Any]) -> Field:

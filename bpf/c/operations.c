@@ -145,5 +145,6 @@ static __always_inline void send_operation(struct pt_regs *ctx, struct scratch *
 }
 
 int on_operated(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     return end_launch_by(ctx, send_operation);
 }

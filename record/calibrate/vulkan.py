@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.basics.clean import clean
-from iaprof.bpf.driver_layout import MADE_BY, MAX_OPERATIONS, OF_DRAWS, REVISION, Action, Entry, Field, Layout, Operations
+from iaprof.bpf.driver_layout import (
+    MADE_BY,
+    MAX_OPERATIONS,
+    OF_DRAWS,
+    REVISION,
+    Action,
+    Entry,
+    Field,
+    Layout,
+    Operations,
+)
 from iaprof.record.calibrate.answer import MAX_PROBLEM, read_place, read_places
 from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.vulkan_driver import MOST_DEVICES
@@ -114,12 +124,16 @@ def _read_device(name: str, raw: Any) -> VulkanAnswer:
 def _read_operations(raw: Any) -> dict[str, Any]:
     of = raw.get("operations")
     if of is None:
-        return {"operations": None, "operating": (0, 0), "no_own": clean(str(raw.get("no_own", ""))[:MAX_PROBLEM]) or _NO_OWN}
-    offsets = (int(of[name]) for name in ("function", "kernel", "data", "size", "kind"))
-    names = tuple((int(number), f"blorp {_KINDS[kind]}") for number, kind in of["names"][:MAX_OPERATIONS])
+        return {
+            "operations": None,
+            "operating": (0, 0),
+            "no_own": clean(str(raw.get("no_own", ""))[:MAX_PROBLEM]) or _NO_OWN,
+        }
+    function, kernel, data, size, kind = (int(of[name]) for name in ("function", "kernel", "data", "size", "kind"))
+    names = tuple((int(number), f"blorp {_KINDS[which]}") for number, which in of["names"][:MAX_OPERATIONS])
     operation, upload = of["places"]
     return {
-        "operations": Operations(*offsets, names),
+        "operations": Operations(function, kernel, data, size, kind, names),
         "operating": (read_place(operation), read_place(upload)),
         "no_own": "",
     }
@@ -134,9 +148,9 @@ def _paths(raw: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) -> tuple[Layout, str, str]:
-    """Returns the layout on which the answers of all devices agree, and why it lacks draws and the driver's own kernels.
+    """Returns the layout on which all devices agree, and why it lacks draws, and the driver's own kernels.
 
-    These reasons are empty if it has them.
+    These two reasons are empty if it has them.
 
     Raises:
         Problem: there is none.

@@ -222,7 +222,10 @@ def _executing(table: int, functions: int, done: Sequence[_Operation]) -> tuple[
         executing = [each[0] for each in calls]
         for at in range(0, _OPERATION, 4):
             starts = [_u32(call.second, at) for call in executing]
-            if all(start in of.kernels for start, of in zip(starts, done, strict=True)) and len(set(starts)) > _FEWEST_KERNELS:
+            if (
+                all(start in of.kernels for start, of in zip(starts, done, strict=True))
+                and len(set(starts)) > _FEWEST_KERNELS
+            ):
                 found.append((number, at, executing))
     if len(found) != 1:
         raise DriverError("its operations do not lead to their kernels")
@@ -237,7 +240,9 @@ def _uploads(
         (number, call, start, data)
         for number, (executing, operation) in enumerate(pairs)
         for call, start, data in operation.uploads
-        if call.code and start == _u32(executing.second, kernel) and memory.read(code_at(start), len(call.code)) == call.code
+        if call.code
+        and start == _u32(executing.second, kernel)
+        and memory.read(code_at(start), len(call.code)) == call.code
     ]
     if len({call.number for _, call, _, _ in found}) != 1 or len({start for _, _, start, _ in found}) < _FEWEST_KERNELS:
         raise DriverError("it is not known how its own kernels come to the GPU")
@@ -250,7 +255,11 @@ def _tells_kinds(at: int, pairs: Sequence[tuple[_Call, _Operation]]) -> bool:
     for call, operation in pairs:
         kinds.setdefault(_u32(call.second, at), set()).add(operation.kind)
     of_each = [kind for each in kinds.values() for kind in each]
-    return max(kinds) < _MOST_KINDS and all(len(each) == 1 for each in kinds.values()) and of_each.count("copy") == of_each.count("blit") == 1
+    return (
+        max(kinds) < _MOST_KINDS
+        and all(len(each) == 1 for each in kinds.values())
+        and of_each.count("copy") == of_each.count("blit") == 1
+    )
 
 
 def _u32(content: bytes, at: int) -> int:

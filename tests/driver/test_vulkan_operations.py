@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording what Mesa copies, blits and clears by kernels of its own: the capture says what the submitted batches say."""
+"""Recording what Mesa copies, blits and clears by kernels of its own: the capture says what the batches say."""
 
 from __future__ import annotations
 
@@ -118,10 +118,12 @@ def test_stalls_are_at_decoded_instructions_of_these_kernels(operated: Operated)
     assert reported == produced
 
 
-def test_code_is_that_of_the_gpu(operated: Operated) -> None:
+def test_each_kernel_is_described_once(operated: Operated) -> None:
     # as many kernels as the batches have, and none unfinished
     kernels = CaptureReader(operated.capture).table("kernel").to_pylist()
-    assert len([row for row in kernels if row["pid"] == operated.pid]) == len({kernel for _, kernel in operated.kernels})
+    assert len([row for row in kernels if row["pid"] == operated.pid]) == len(
+        {kernel for _, kernel in operated.kernels}
+    )
     assert CaptureReader(operated.capture).table("loss").to_pylist() == []
 
 
