@@ -36,8 +36,9 @@ MAX_OPERATIONS = 32  # kinds of them, a power of two; the last one has no name
 MOST_NAME_BYTES = 16  # of an operation's name
 REVISION = 2
 """Of what calibrating finds of a Vulkan driver: raised when it finds more."""
-STAGES = ("vertex", "control", "evaluation", "geometry", "fragment")
-"""Of draws, in Mesa's order: control and evaluation are those of tessellation."""
+STAGES = ("vertex", "control", "evaluation", "geometry", "fragment", "compute", "task", "mesh")
+"""Mesa's order: control and evaluation are those of tessellation. No draw has the one of compute."""
+STAGES_WITHOUT_MESH = 5  # the first of these, with which a draw without mesh shaders is made
 ARGUMENTS = (112, 104, 96, 88, 72, 64)
 """Offsets of a function's arguments in struct pt_regs: di, si, dx, cx, r8 and r9."""
 _BUILD_ID = re.compile(r"[0-9a-f]{16,64}")
@@ -203,16 +204,17 @@ class Layout:
     bound: tuple[int, ...] = ()  # with `window`: path of one or two offsets from a launch's argument to the handle
     pipeline: int = 0  # with `window`: offset in a pipeline of the pointer to its shader
     # With `window`: path of one or two offsets from a draw's command buffer to an array of pointers to the shaders of
-    # STAGES, 0 where there is none; empty if draws are not recorded.
+    # STAGES, or the first STAGES_WITHOUT_MESH, 0 where there is none; empty if draws are not recorded.
     drawn: tuple[int, ...] = ()
     # With `drawn`: offset, in a pipeline that draws, of the first pointer to a shader, and bytes from one to the next;
-    # it has as many as STAGES, some of which may point elsewhere.
+    # it has as many as that array, some of which may point elsewhere.
     stages: tuple[int, int] = (0, 0)
     stage: int = 0  # with `drawn`: offset in a shader that draws of its number in STAGES, 32 bits; 0 if unknown
     # With `drawn`: offset, in a pipeline, of the 32 bits that say of which kind it is, and these in a pipeline that
     # dispatches and in one that draws.
     kind: tuple[int, int, int] = (0, 0, 0)
     simd: int = 0  # with `window`: offset in a shader that dispatches of its number of lanes, 32 bits; 0 if unknown
+    mesh: bool = False  # with `drawn`: whether the array has all of STAGES
     operations: Operations | None = None  # for OPERATION
 
     revision: int = 0  # with `window`: REVISION of the iaprof that made it
@@ -236,6 +238,11 @@ class Layout:
     def has_own_kernels(self) -> bool:
         """Whether launches of the kernels with which the driver copies and fills are recorded."""
         return any(entry.action in OWN_LAUNCHES for entry in self.entries)
+
+    @property
+    def stage_count(self) -> int:
+        """Number of stages that the shaders of draws may have."""
+        return len(STAGES) if self.mesh else STAGES_WITHOUT_MESH
 
     @property
     def has_operations(self) -> bool:
@@ -302,6 +309,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         stage=_number(of.get("stage", 0), MAX_OFFSET + 1),
         kind=_offsets(of.get("kind", (0, 0, 0)), 3),
         simd=_number(of.get("simd", 0), MAX_OFFSET + 1),
+        mesh=bool(of.get("mesh", False)),
         operations=_operations(of["operations"]) if of.get("operations") else None,
         revision=_number(of.get("revision", 0), 1 << 16),
     )

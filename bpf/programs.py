@@ -20,7 +20,7 @@ import numpy as np
 from iaprof.bpf import structs
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compile.compiler import Source
-from iaprof.bpf.driver_layout import MAX_CLASSES, MAX_GPUS, MAX_OPERATIONS
+from iaprof.bpf.driver_layout import MAX_CLASSES, MAX_GPUS, MAX_OPERATIONS, STAGES
 from iaprof.bpf.structs import Phase
 from iaprof.formats.header import waits
 from iaprof.formats.wire import launches
@@ -134,6 +134,7 @@ _NUMBERS = {
     "PAGE": launches.PAGE_BYTES,
     "PATH_BYTES": launches.PATH_BYTES,
     "PHASES": len(Phase),
+    "STAGES": len(STAGES),
     "TABLE_BYTES": launches.CODE_TABLE_BYTES,
     "TEXT_BYTES": launches.CODE_TEXT_BYTES,
 }

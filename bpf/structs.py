@@ -135,7 +135,8 @@ LAYOUT = np.dtype(
         ("simd", "<u2"),  # driver_layout.Layout.simd and stage
         ("stage", "<u2"),
         ("of_operations", "<u2", (5,)),  # driver_layout.Operations: function, kernel, data, size, kind
-        ("pad", "V4"),
+        ("stage_count", "<u2"),  # driver_layout.Layout.stage_count
+        ("pad", "V2"),
         ("operation_names", "<u8", (2 * MAX_OPERATIONS,)),  # texts of 16 bytes with a zero at their end, by number
         # The low bits of a handle, which are 0, if a handle has a kernel for each GPU: there the programs put the GPU's
         # number. Else 0.
@@ -157,7 +158,8 @@ ENTRY = np.dtype(
         ("in_list", "u1"),  # a launch's first argument leads to a command list
         ("event", "u1"),  # ListEvent
         ("nested", "u1"),  # the driver also calls the function itself
-        ("is_draw", "u1"),  # also of a function that makes pipelines that draw
+        # Of a function that draws, or makes pipelines that draw: the number of stages that these may have; else 0.
+        ("stages", "u1"),
         ("pad", "V6"),
     ]
 )

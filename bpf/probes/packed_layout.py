@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from iaprof.bpf.driver_layout import (
     ARGUMENTS,
@@ -84,19 +84,20 @@ def packed_layout(layout: Layout) -> bytes:
     of_shaders = (*(layout.window or (0, 0)), *bound, len(layout.bound), layout.pipeline)
     of_draws = (*drawn, len(layout.drawn), *layout.stages, *layout.kind, layout.simd, layout.stage)
     numbers = (*classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, *of_draws)
-    return pack(LAYOUT, *numbers, *_of_operations(layout.operations), mask)
+    offsets, names = _of_operations(layout.operations)
+    return pack(LAYOUT, *numbers, *offsets, layout.stage_count, *names, mask)
 
 
 _UNKNOWN_OPERATION = "blorp"
 
 
-def _of_operations(operations: Operations | None) -> Iterator[int]:
-    """Yields the offsets, and the names as two numbers each."""
+def _of_operations(operations: Operations | None) -> tuple[tuple[int, ...], list[int]]:
+    """Returns the offsets, and the names as two numbers each."""
     of = operations or Operations(0, 0, 0, 0, 0, ())
-    yield from (of.function, of.kernel, of.data, of.size, of.kind)
-    names = dict(of.names)
-    for number in range(MAX_OPERATIONS):
-        yield from struct.unpack("<2Q", names.get(number, _UNKNOWN_OPERATION).encode().ljust(MOST_NAME_BYTES, b"\0"))
+    known = dict(of.names)
+    texts = [known.get(number, _UNKNOWN_OPERATION).encode() for number in range(MAX_OPERATIONS)]
+    names = [word for text in texts for word in struct.unpack("<2Q", text.ljust(MOST_NAME_BYTES, b"\0"))]
+    return (of.function, of.kernel, of.data, of.size, of.kind), names
 
 
 def _steps(
@@ -128,7 +129,8 @@ def packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)
     numbers = (*registers, is_array, flags, offset, transfer, size_kind, entry.list_offset, in_list, event)
-    return pack(ENTRY, entry.address, index, *numbers, entry.nested, entry.action in OF_DRAWS)
+    stages = layout.stage_count if layout and entry.action in OF_DRAWS else 0
+    return pack(ENTRY, entry.address, index, *numbers, entry.nested, stages)
 
 
 TIMEOUTS = {

@@ -21,7 +21,7 @@ from iaprof.bpf.driver_layout import (
 from iaprof.record.calibrate.answer import MAX_PROBLEM, read_place, read_places
 from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.vulkan_driver import MOST_DEVICES
-from iaprof.record.calibrate.vulkan_search import DRAWS, FUNCTIONS
+from iaprof.record.calibrate.vulkan_search import DRAWS, FUNCTIONS, MESH_DRAWS
 
 # By function: action, argument with the handle or array, and argument with the array's length.
 _ENTRIES = {
@@ -66,6 +66,7 @@ class VulkanAnswer:
     stage: int  # 0 if it is not known
     kind: tuple[int, int, int]
     no_draws: str  # why draws are not recorded; empty if they are
+    mesh: bool  # whether the arrays that `drawn` leads to have mesh shaders, too
     operations: Operations | None  # of its own kernels; None if they are not known
     operating: tuple[int, int]  # places in the file of the functions that do operations, and give the GPU a kernel
     no_own: str  # why there are no `operations`; empty if there are
@@ -117,6 +118,7 @@ def _read_device(name: str, raw: Any) -> VulkanAnswer:
         stage=int(raw.get("stage", 0)),
         kind=(int(kind_at), int(dispatching), int(drawing)),
         no_draws=clean(str(raw.get("no_draws", ""))[:MAX_PROBLEM]),
+        mesh=raw.get("mesh", False) is True,
         **_read_operations(raw),
     )
 
@@ -171,6 +173,7 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         no_draws = "devices disagree on how a command buffer leads to the shaders with which it draws"
     class_at, class_place = first.shader_class
     stage = 0 if no_draws or len({answer.stage for answer in answers}) > 1 else first.stage
+    mesh = not no_draws and all(answer.mesh for answer in answers)
     left_out = OF_DRAWS if no_draws else () if stage else (Action.MAKE_TO_DRAW, Action.MADE_TO_DRAW)
     no_own = next((f"as {answer.device}, {answer.no_own}" for answer in answers if answer.no_own), "")
     if not no_own and any(answer.operations != first.operations for answer in answers):
@@ -180,7 +183,11 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         driver="vulkan",
         version=first.version,
         entries=(
-            *(entry for entry in _entries(answers, code) if entry.action not in left_out),
+            *(
+                entry
+                for entry in _entries(answers, code)
+                if entry.action not in left_out and (mesh or entry.name not in MESH_DRAWS)
+            ),
             *(() if no_own else _operating(answers, code)),
         ),
         address=(Field((first.start,), bits=32),),
@@ -198,6 +205,7 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         stage=stage,
         kind=(0, 0, 0) if no_draws else first.kind,
         revision=REVISION,
+        mesh=mesh,
         operations=None if no_own else first.operations,
         simd=first.simd if len({answer.simd for answer in answers}) == 1 else 0,
     )

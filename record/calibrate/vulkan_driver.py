@@ -21,13 +21,15 @@ MOST_DEVICES = 8
 _MOST_EXTENSIONS = 1024
 # Functions of an extension can be had only if it is enabled. Others are not: with all of them, some drivers make other
 # commands of a dispatch.
-_EXTENSIONS = (b"VK_KHR_device_address_commands", b"VK_EXT_multi_draw", b"VK_EXT_transform_feedback")
+_MESH = b"VK_EXT_mesh_shader"
+_EXTENSIONS = (b"VK_KHR_device_address_commands", b"VK_EXT_multi_draw", b"VK_EXT_transform_feedback", _MESH)
 _EXTENSION_BYTES = 260  # of VkExtensionProperties, which begins with the name
 _VERSION_1_3 = 0x403000
 _COMPUTE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _STORAGE_BUFFER, _OF_GRAPHICS, _OF_COMPUTE = 7, 0, 1  # VkDescriptorType, VkPipelineBindPoint
 _REQUIRED_SIZE = 1000225001  # VkPipelineShaderStageRequiredSubgroupSizeCreateInfo
-STAGES = (1, 2, 4, 8, 16)  # VkShaderStageFlagBits: vertex, tessellation control and evaluation, geometry, fragment
+# VkShaderStageFlagBits: vertex, tessellation control and evaluation, geometry, fragment, compute, task, mesh.
+STAGES = (1, 2, 4, 8, 16, _COMPUTE, 64, 128)
 _TRIANGLES, _PATCHES = 3, 10  # VkPrimitiveTopology
 _COLOR = 37  # VK_FORMAT_R8G8B8A8_UNORM
 _SIDE = 64  # of what is drawn into, pixels
@@ -47,6 +49,8 @@ _INNER = {  # functions that may call another one for all of their work, and tha
     "vkCmdDrawIndirectCount": "vkCmdDrawIndirectCount2KHR",
     "vkCmdDrawIndexedIndirectCount": "vkCmdDrawIndexedIndirectCount2KHR",
     "vkCmdDrawIndirectByteCountEXT": "vkCmdDrawIndirectByteCount2EXT",
+    "vkCmdDrawMeshTasksIndirectEXT": "vkCmdDrawMeshTasksIndirect2EXT",
+    "vkCmdDrawMeshTasksIndirectCountEXT": "vkCmdDrawMeshTasksIndirectCount2EXT",
 }
 _DEVICE_BYTES = 0x10000  # of a VkDevice that are searched for its table of functions
 
@@ -146,7 +150,10 @@ class Device:
         names, count = driver.block(_pointers(*(driver.block(name + b"\0") for name in extensions))), len(extensions)
         # VkDeviceQueueCreateInfo 2, VkDeviceCreateInfo 3
         queue = driver.block(struct.pack("<IIQIIIIQ", 2, 0, 0, 0, 0, 1, 0, driver.block(struct.pack("<f", 1))))
-        info = struct.pack("<IIQIIQIIQIIQQ", 3, 0, 0, 0, 1, queue, 0, 0, 0, count, 0, names, 0)
+        self.has_mesh = _MESH in extensions
+        # VkPhysicalDeviceMeshShaderFeaturesEXT: task and mesh shaders
+        mesh = driver.block(struct.pack("<IIQ6I", 1000328000, 0, 0, 1, 1, 0, 0, 0, 0)) if self.has_mesh else 0
+        info = struct.pack("<IIQIIQIIQIIQQ", 3, 0, mesh, 0, 1, queue, 0, 0, 0, count, 0, names, 0)
         self.handle = driver.create("vkCreateDevice", self._physical, driver.block(info), 0)
         queue_handle = c_uint64()
         self._void("vkGetDeviceQueue", self.handle, 0, 0, ctypes.addressof(queue_handle))
@@ -308,6 +315,10 @@ class Device:
         """Draws with the bound pipeline."""
         self._void("vkCmdDraw", commands, vertices, 1, 0, 0)
 
+    def draw_mesh(self, commands: int, groups: Sequence[int]) -> None:
+        """Draws with the bound pipeline, which has a mesh shader."""
+        self._void("vkCmdDrawMeshTasksEXT", commands, *groups)
+
     def commands(self) -> int:
         """Makes a command buffer."""
         info = struct.pack("<IIQQII", 40, 0, 0, self._pool, 0, 1)
@@ -362,6 +373,8 @@ class Device:
             "vkCmdDrawIndirectCount": (commands, buffer, 0, buffer, 64, 1, 16),
             "vkCmdDrawIndexedIndirectCount": (commands, buffer, 0, buffer, 64, 1, 20),
             "vkCmdDrawIndirectByteCountEXT": (commands, 1, 0, buffer, 0, 0, 4),
+            "vkCmdDrawMeshTasksIndirectEXT": (commands, buffer, 0, 1, 12),
+            "vkCmdDrawMeshTasksIndirectCountEXT": (commands, buffer, 0, buffer, 64, 1, 12),
         }
         functions = self.functions([*_INNER, *_INNER.values()])
         return [

@@ -62,7 +62,7 @@ def record(mesa: Mesa, device: str, folder: Path) -> Operated:
     primitives = read_primitives(folder)
     assert len(primitives) == ROUNDS * SUBMITS * len(OPERATIONS), "one for each submission"
     functions = [name for name in OPERATIONS for _ in range(SUBMITS)] * ROUNDS
-    kernels = [(name, primitive.kernels[-1] or 0) for name, primitive in zip(functions, primitives, strict=True)]
+    kernels = [(name, primitive.fragment or 0) for name, primitive in zip(functions, primitives, strict=True)]
     return Operated(folder / "capture", json.loads(printed)["pid"], kernels, ledger)
 
 
@@ -143,7 +143,7 @@ def test_a_program_that_already_copies_has_names_and_no_instructions(
     primitives = read_primitives(tmp_path)
     functions = [name for name in OPERATIONS for _ in range(2)]
     truth = {
-        (OPERATIONS[functions[number % len(functions)]], primitive.kernels[-1])
+        (OPERATIONS[functions[number % len(functions)]], primitive.fragment)
         for number, primitive in enumerate(primitives)
     }
     assert {(row["name"], row["address"] - WINDOW) for row in rows} == truth

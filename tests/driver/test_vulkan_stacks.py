@@ -29,7 +29,7 @@ def test_stacks_are_gdb_s(calibrated: dict[str, Mesa], release: str, program: st
     # given: a program that changes its shaders from draw to draw, so that each has a stack of its own, under gdb
     mesa = calibrated[release]
     if program == "draw":
-        command = mesa.draw_command("bmg", tmp_path, "--secondary", "--names", "--draws", 1, "--rounds", 3)
+        command = mesa.draw_command("bmg", tmp_path, "--secondary", "--mesh", "--names", "--draws", 1, "--rounds", 3)
     else:
         command = mesa.command("bmg", tmp_path, "--secondary", "--dispatches", 2, "--rounds", 3)
     start = next(number for number, word in enumerate(command) if program in Path(word).name and "=" not in word)

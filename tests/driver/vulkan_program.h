@@ -23,6 +23,7 @@
     } while (0)
 
 static VkDevice device;
+static bool with_mesh; /* set before make_device: mesh shaders are wanted */
 static VkQueue queue;
 
 static double now(void)
@@ -135,11 +136,16 @@ static VkInstance make_device(void)
     float priority = 1;
     VkDeviceQueueCreateInfo queue_info = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1, .pQueuePriorities = &priority};
     VkPhysicalDeviceVulkan13Features features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES, .dynamicRendering = VK_TRUE, .subgroupSizeControl = VK_TRUE};
+    VkPhysicalDeviceMeshShaderFeaturesEXT mesh = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MESH_SHADER_FEATURES_EXT, .pNext = &features, .taskShader = VK_TRUE, .meshShader = VK_TRUE};
+    const char *mesh_shader = VK_EXT_MESH_SHADER_EXTENSION_NAME;
     VkPhysicalDeviceFeatures more = {.geometryShader = VK_TRUE, .tessellationShader = VK_TRUE};
     VkDeviceCreateInfo info = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
-                               .pNext = &features,
+                               .pNext = with_mesh ? (void *)&mesh : &features,
                                .queueCreateInfoCount = 1,
                                .pQueueCreateInfos = &queue_info,
+                               .enabledExtensionCount = with_mesh,
+                               .ppEnabledExtensionNames = &mesh_shader,
                                .pEnabledFeatures = &more};
     CHECK(vkCreateDevice(physical, &info, NULL, &device));
     vkGetDeviceQueue(device, 0, 0, &queue);
