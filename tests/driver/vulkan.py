@@ -56,8 +56,8 @@ class Primitive:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the driver's own, which has a fragment shader alone."""
-        return {number for number, kernel in enumerate(self.kernels) if kernel is not None} == {4}
+        """Whether it is the driver's own, which has a fragment shader alone, or none at all."""
+        return self.kernels[0] is None and self.kernels[-1] is None
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Mesa:
         return [str(word) for word in ("env", *settings, self.program, *options, *shaders)]
 
     def draw_command(self, device: str, folder: Path, *options: str | int) -> list[str]:
-        """The same of the program that draws, draw.c; the option --mesh, which it does not get, gives it mesh shaders."""
+        """The same of the program that draws, draw.c; with --mesh, which it does not get, it has mesh shaders."""
         names = ("vertex", "fragment", "geometry", "control", "evaluation", "special")
         shaders = [self.prepared / "shaders" / f"{name}.spv" for name in names]
         settings = [f"{name}={value}" for name, value in self.settings(device, folder).items()]
