@@ -469,8 +469,9 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
         struct kernel *kernel = 0;
         failure = HANDLES_UNREADABLE;
         u64 is_readable = !(entry->is_array | entry->stages) || !read_user(&key.value, 8, (void *)(given + 8 * number));
-        if (entry->stages && is_readable && (!key.value || number == COMPUTE_STAGE)) {
-            unused++; /* this pipeline has no shader of this stage */
+        u64 is_empty = 1 ^ (is_set(key.value) & is_set(number ^ COMPUTE_STAGE));
+        if (forgotten(is_set(entry->stages) & is_readable & is_empty, time)) {
+            unused = forgotten(unused + 1, time); /* this pipeline has no shader of this stage */
             continue;
         }
         if (is_readable)
@@ -835,8 +836,9 @@ static __always_inline void name_entries(struct pt_regs *ctx, const struct entry
         if (hidden(i) >= many || read_user(&stage, sizeof(stage), (void *)(first + sizeof(stage) * hidden(i))))
             break;
         u64 bit = stage.stage & -is_set(entry->stages), place = 0;
-        for (u64 first = 1; first < 1 << (STAGES - 1); first <<= 1)
-            place += bit > first;
+#pragma clang loop unroll(full)
+        for (u32 number = 1; number < STAGES; number++)
+            place += is_set(bit >> number);
         names[hidden(place) & 7] = stage.name;
     }
 #pragma clang loop unroll(disable)
