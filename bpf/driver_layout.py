@@ -32,10 +32,13 @@ MAX_GPUS = 8  # their numbers are stored in three bits of a handle
 MAX_OFFSET = 0x7FFF  # bytes; fits the signed 16-bit fields of handles.c
 MAX_BOUND_OFFSET = 0x1FFFF  # bytes of a command buffer; fits the 32-bit fields of handles.c
 MAX_WINDOW = 1 << 32  # bytes
-REVISION = 1
+MAX_OPERATIONS = 32  # kinds of them, a power of two; the last one has no name
+MOST_NAME_BYTES = 16  # of an operation's name
+REVISION = 2
 """Of what calibrating finds of a Vulkan driver: raised when it finds more."""
-STAGES = ("vertex", "control", "evaluation", "geometry", "fragment")
-"""Of draws, in Mesa's order: control and evaluation are those of tessellation."""
+STAGES = ("vertex", "control", "evaluation", "geometry", "fragment", "compute", "task", "mesh")
+"""Mesa's order: control and evaluation are those of tessellation. No draw has the one of compute."""
+STAGES_WITHOUT_MESH = 5  # the first of these, with which a draw without mesh shaders is made
 ARGUMENTS = (112, 104, 96, 88, 72, 64)
 """Offsets of a function's arguments in struct pt_regs: di, si, dx, cx, r8 and r9."""
 _BUILD_ID = re.compile(r"[0-9a-f]{16,64}")
@@ -77,6 +80,11 @@ class Action(StrEnum):
     MAY_COPY = "may-copy"  # no transfer, but may launch the driver's own kernels, which then belong to no transfer
     OWN_LAUNCH = "own-launch"  # launches one of the driver's own kernels; called inside the driver
     OWN_LAUNCHES = "own-launches"  # launches several of them, where the layout's `dispatch` leads
+    # Of Mesa: does an operation of blorp, which copies and clears, with one of the driver's own kernels (Operations).
+    OPERATION = "operation"
+    # Gives the GPU such a kernel; the stack pointer is as it was at the function's first instruction. And its return.
+    UPLOAD = "upload"
+    UPLOADED = "uploaded"
     WAIT = "wait"  # waits for the GPU; the stack pointer is as it was at the function's first instruction
 
 
@@ -85,7 +93,11 @@ OF_DRAWS = (Action.DRAW, Action.MAKE_TO_DRAW, Action.MADE_TO_DRAW)
 _WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT, Action.INCLUDE, *MADE_BY)
 TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_SIZES, Action.TRANSFER_UNKNOWN)
 OWN_LAUNCHES = (Action.OWN_LAUNCH, Action.OWN_LAUNCHES)
-_ONLY_OF_WINDOWS = {Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE, *OF_DRAWS, *MADE_BY, Action.MADE}
+OF_OPERATIONS = (Action.OPERATION, Action.UPLOAD, Action.UPLOADED)
+_ONLY_OF_WINDOWS = {
+    *(Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE, *OF_DRAWS, *MADE_BY, Action.MADE),
+    *OF_OPERATIONS,
+}
 _OF_WINDOWS = {*_ONLY_OF_WINDOWS, Action.LAUNCH, Action.LIST_CLOSED, Action.LIST_RESET, Action.LIST_GONE}
 
 
@@ -144,6 +156,21 @@ class Dispatch:
 
 
 @dataclass(frozen=True)
+class Operations:
+    """Where an operation of Mesa's blorp has its kernel: offsets in the function's second argument, unless said else.
+
+    The first argument points to the driver's table of functions for blorp, followed by the command buffer.
+    """
+
+    function: int  # offset in that table of the pointer to the function, which tells that the arguments are these
+    kernel: int  # of the first instruction's offset from the window, 32 bits
+    data: int  # of the pointer to what the compiler says of the kernel; 0 is there if the operation has no kernel
+    size: int  # offset in that of the bytes of code, 32 bits
+    kind: int  # of the number of the operation, 32 bits
+    names: tuple[tuple[int, str], ...]  # by this number; the launches of others have a name without the kind
+
+
+@dataclass(frozen=True)
 class Layout:
     """The layout of one build of a driver. All fields start at a kernel's handle.
 
@@ -177,16 +204,18 @@ class Layout:
     bound: tuple[int, ...] = ()  # with `window`: path of one or two offsets from a launch's argument to the handle
     pipeline: int = 0  # with `window`: offset in a pipeline of the pointer to its shader
     # With `window`: path of one or two offsets from a draw's command buffer to an array of pointers to the shaders of
-    # STAGES, 0 where there is none; empty if draws are not recorded.
+    # STAGES, or the first STAGES_WITHOUT_MESH, 0 where there is none; empty if draws are not recorded.
     drawn: tuple[int, ...] = ()
     # With `drawn`: offset, in a pipeline that draws, of the first pointer to a shader, and bytes from one to the next;
-    # it has as many as STAGES, some of which may point elsewhere.
+    # it has as many as that array, some of which may point elsewhere.
     stages: tuple[int, int] = (0, 0)
     stage: int = 0  # with `drawn`: offset in a shader that draws of its number in STAGES, 32 bits; 0 if unknown
     # With `drawn`: offset, in a pipeline, of the 32 bits that say of which kind it is, and these in a pipeline that
     # dispatches and in one that draws.
     kind: tuple[int, int, int] = (0, 0, 0)
     simd: int = 0  # with `window`: offset in a shader that dispatches of its number of lanes, 32 bits; 0 if unknown
+    mesh: bool = False  # with `drawn`: whether the array has all of STAGES
+    operations: Operations | None = None  # for OPERATION
 
     revision: int = 0  # with `window`: REVISION of the iaprof that made it
 
@@ -209,6 +238,16 @@ class Layout:
     def has_own_kernels(self) -> bool:
         """Whether launches of the kernels with which the driver copies and fills are recorded."""
         return any(entry.action in OWN_LAUNCHES for entry in self.entries)
+
+    @property
+    def stage_count(self) -> int:
+        """Number of stages that the shaders of draws may have."""
+        return len(STAGES) if self.mesh else STAGES_WITHOUT_MESH
+
+    @property
+    def has_operations(self) -> bool:
+        """Whether launches of the kernels with which Mesa's driver copies and clears are recorded."""
+        return any(entry.action is Action.OPERATION for entry in self.entries)
 
     def to_json(self) -> str:
         """Returns the layout as JSON, the content of a layout file."""
@@ -270,6 +309,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         stage=_number(of.get("stage", 0), MAX_OFFSET + 1),
         kind=_offsets(of.get("kind", (0, 0, 0)), 3),
         simd=_number(of.get("simd", 0), MAX_OFFSET + 1),
+        mesh=bool(of.get("mesh", False)),
+        operations=_operations(of["operations"]) if of.get("operations") else None,
         revision=_number(of.get("revision", 0), 1 << 16),
     )
     if not _BUILD_ID.fullmatch(layout.build_id):
@@ -286,6 +327,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
             raise LayoutError("it has functions that Vulkan does not have")
         if len(layout.drawn) > 2 or (Action.DRAW in actions and not layout.drawn):
             raise LayoutError("it does not say how command buffers lead to the shaders with which they draw")
+        if actions & set(OF_OPERATIONS) and not layout.operations:
+            raise LayoutError("it does not say how the driver's own operations lead to their kernels")
         if Action.MADE_TO_DRAW in actions and not layout.stage:
             raise LayoutError("it does not say which stage a shader is")
     elif not layout.name or not layout.allocation or layout.bound or layout.drawn or actions & _ONLY_OF_WINDOWS:
@@ -329,6 +372,16 @@ def _dispatch(of: Mapping[str, Any]) -> Dispatch:
         _number(number, MAX_OFFSET + 1) for number in (of["first"], of["many"], of["size"], *of["kernel"])
     )
     return Dispatch(first, many, size, (a, b))
+
+
+def _operations(of: Mapping[str, Any]) -> Operations:
+    function, kernel, data, size, kind = (
+        _number(of[name], MAX_OFFSET + 1) for name in ("function", "kernel", "data", "size", "kind")
+    )
+    names = tuple((_number(number, MAX_OPERATIONS - 1), str(name)) for number, name in of["names"])
+    if any(not name.isprintable() or not 0 < len(name.encode()) < MOST_NAME_BYTES for _, name in names):
+        raise LayoutError("a name of its operations is no name")
+    return Operations(function, kernel, data, size, kind, names)
 
 
 def _field(of: Mapping[str, Any]) -> Field:

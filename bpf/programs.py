@@ -20,7 +20,7 @@ import numpy as np
 from iaprof.bpf import structs
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compile.compiler import Source
-from iaprof.bpf.driver_layout import MAX_CLASSES, MAX_GPUS
+from iaprof.bpf.driver_layout import MAX_CLASSES, MAX_GPUS, MAX_OPERATIONS, STAGES
 from iaprof.bpf.structs import Phase
 from iaprof.formats.header import waits
 from iaprof.formats.wire import launches
@@ -31,7 +31,7 @@ MOST_MODULE_CHUNKS = 256  # of a kernel's module, sent at one launch: 4 MiB
 SHIPPED = Path(__file__).parent / "programs.json"
 _FILES = (
     *("bounds.c", "unwind.c", "misses.c", "counters.c", "python.c", "launches.c", "waits.c", "samples.c", "handles.c"),
-    *("lists.c", "copies.c", "messages.c"),
+    *("lists.c", "copies.c", "operations.c", "messages.c"),
 )
 _FUNCTIONS = (
     "on_launch", "on_launched", "on_handle_launch", "on_handle_launched", "on_describe", "on_walk", "on_miss",
@@ -41,7 +41,7 @@ _FUNCTIONS = (
     "on_wait", "on_wait_begun", "on_waited", "on_message", "on_sample", "on_sample_walk", "on_sample_miss",
     "on_sample_copy", "on_sample_state", "on_sample_python", "on_sample_codes", "on_sampled", "on_submit",
     "on_submitted", "on_shader_gone", "on_named", "on_draw", "on_drawn", "on_make",
-    "on_made",
+    "on_made", "on_operation", "on_operated", "on_upload", "on_uploaded",
 )  # fmt: skip
 SESSION_PROGRAMS = ("on_wait", "on_wait_begun", "on_waited")
 """Programs for uprobe sessions (Linux 6.13)."""
@@ -62,6 +62,7 @@ PHASES = {
         Phase.EXECUTED: "on_executed",
         Phase.SUBMITTED: "on_submitted",
         Phase.DRAWN: "on_drawn",
+        Phase.OPERATED: "on_operated",
         Phase.PROBED_EXECUTED: "on_probed_executed",
         Phase.TRANSFERRED: "on_transferred",
         Phase.DISPATCHED: "on_dispatched",
@@ -126,12 +127,14 @@ _NUMBERS = {
     "LISTS_A_RECORD": launches.LISTS_A_RECORD,
     "MAX_ARGS": structs.MAX_ARGS,
     "MAX_PYTHON": launches.MAX_PYTHON,
+    "MAX_OPERATIONS": MAX_OPERATIONS,
     "MOST_GPUS": MAX_GPUS,
     "NAME_BYTES": launches.NAME_BYTES,
     "NO_REGISTER": structs.NO_REGISTER,
     "PAGE": launches.PAGE_BYTES,
     "PATH_BYTES": launches.PATH_BYTES,
     "PHASES": len(Phase),
+    "STAGES": len(STAGES),
     "TABLE_BYTES": launches.CODE_TABLE_BYTES,
     "TEXT_BYTES": launches.CODE_TEXT_BYTES,
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from iaprof.bpf.driver_layout import MAX_CLASSES
+from iaprof.bpf.driver_layout import MAX_CLASSES, MAX_OPERATIONS
 from iaprof.formats.wire.launches import MAPPING_STATE, PYTHON_LAYOUT
 
 MAX_ARGS = 7  # of a probe
@@ -81,6 +81,7 @@ class Phase(IntEnum):
     DISPATCHED = 15
     SUBMITTED = 16
     DRAWN = 17
+    OPERATED = 18
 
 
 ARG = np.dtype(
@@ -133,7 +134,10 @@ LAYOUT = np.dtype(
         ("kind", "<u2", (3,)),  # driver_layout.Layout.kind
         ("simd", "<u2"),  # driver_layout.Layout.simd and stage
         ("stage", "<u2"),
-        ("pad", "V6"),
+        ("of_operations", "<u2", (5,)),  # driver_layout.Operations: function, kernel, data, size, kind
+        ("stage_count", "<u2"),  # driver_layout.Layout.stage_count
+        ("pad", "V2"),
+        ("operation_names", "<u8", (2 * MAX_OPERATIONS,)),  # texts of 16 bytes with a zero at their end, by number
         # The low bits of a handle, which are 0, if a handle has a kernel for each GPU: there the programs put the GPU's
         # number. Else 0.
         ("gpu_mask", "<u8"),
@@ -154,7 +158,8 @@ ENTRY = np.dtype(
         ("in_list", "u1"),  # a launch's first argument leads to a command list
         ("event", "u1"),  # ListEvent
         ("nested", "u1"),  # the driver also calls the function itself
-        ("is_draw", "u1"),  # also of a function that makes pipelines that draw
+        # Of a function that draws, or makes pipelines that draw: the number of stages that these may have; else 0.
+        ("stages", "u1"),
         ("pad", "V6"),
     ]
 )

@@ -16,7 +16,7 @@
  * bound there; the shader's address in the process is the handle. Shaders have no module: each counts as its own. A shader's
  * name is the one that the program gave its pipeline (`shader_names`), or else its entry point's, unless that is `main`.
  *
- * A draw launches the shaders of up to five stages. Those that follow with the same shaders are counted in `draws`.
+ * A draw launches the shaders of up to STAGES stages; the layout says how many there are. Those that follow with the same shaders are counted in `draws`.
  *
  * A call may launch several kernels. First all launches are sent, MOST_AT_ONCE by each program, then new kernels are described,
  * one by each program. Linux ends a chain of tail calls after 33 programs: the remaining launches are counted as lost, and the
@@ -80,7 +80,7 @@ struct shader_name {
 };
 BPF_TABLE("lru_hash", struct handle, struct shader_name, shader_names, ANY);
 
-#define STAGES 5
+#define COMPUTE_STAGE 5 /* its place among the stages, which no draw has */
 
 /* The latest draw of a command buffer, and the number of those that followed with the same shaders. */
 struct drawn {
@@ -437,10 +437,15 @@ static __always_inline u64 drawn_array(const struct layout *layout, u64 commands
     return commands + (layout->drawn_count > 1 ? layout->drawn[1] : layout->drawn[0]);
 }
 
+/* Returns the bits of an element of that array that count: none if no draw of this driver has a shader of that stage. */
+static __always_inline u64 drawn_mask(const struct entry *entry, u64 stage) {
+    return stage == COMPUTE_STAGE ? 0 : (u64)((s64)(stage - hidden(entry->stages)) >> 63);
+}
+
 /* Returns the number of kernels that a call launches. */
 static __always_inline u32 kernel_count(struct pt_regs *ctx, const struct entry *entry) {
-    if (entry->is_draw)
-        return STAGES;
+    if (entry->stages)
+        return entry->stages;
     return entry->is_array ? integer_argument(ctx, entry->count) : 1;
 }
 
@@ -456,7 +461,7 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
     enum counter failure;
     struct handle key = handle_of(ctx, entry, with_gpu(ctx, entry, layout, bound_handle(layout, given)));
     u64 list = entry->in_list ? ctx->di + entry->list_offset : 0, unused = 0;
-    if (entry->is_draw)
+    if (entry->stages)
         given = drawn_array(layout, given);
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {
@@ -465,14 +470,15 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
             break;
         struct kernel *kernel = 0;
         failure = HANDLES_UNREADABLE;
-        u64 is_readable = !(entry->is_array | entry->is_draw) || !read_user(&key.value, 8, (void *)(given + 8 * number));
-        if (entry->is_draw && is_readable && !key.value) {
-            unused++; /* this pipeline has no shader of this stage */
+        u64 is_readable = !(entry->is_array | entry->stages) || !read_user(&key.value, 8, (void *)(given + 8 * number));
+        u64 is_empty = 1 ^ (is_set(key.value) & is_set(number ^ COMPUTE_STAGE));
+        if (forgotten(is_set(entry->stages) & is_readable & is_empty, time)) {
+            unused = forgotten(unused + 1, time); /* this pipeline has no shader of this stage */
             continue;
         }
         if (is_readable)
             kernel = checked_kernel(ctx, entry, layout, &key, values, &failure);
-        if (kernel && entry->is_draw)
+        if (kernel && entry->stages)
             kernel->stage = 1 + number;
         send_launch(launch, kernel, list, 0, forgotten(failure, time));
         u64 wanting = forgotten(kernel && kernel->described < MAX_TRIES, time);
@@ -587,7 +593,7 @@ int on_draw(struct pt_regs *ctx) {
     if (drawn && !read_user(shaders, sizeof(shaders), (void *)drawn_array(layout, ctx->di))) {
 #pragma clang loop unroll(full)
         for (u32 i = 0; i < STAGES; i++)
-            differs |= shaders[i] ^ drawn->shaders[i];
+            differs |= (shaders[i] & drawn_mask(entry, i)) ^ drawn->shaders[i];
         if (!differs && drawn->more < MOST_MORE && drawn->epoch == set->epoch) {
             __sync_fetch_and_add(&drawn->more, 1);
             count(PROBE_NS, bpf_ktime_get_ns() - time);
@@ -613,7 +619,11 @@ int on_drawn(struct pt_regs *ctx) {
         struct drawn *drawn = draws.lookup(&key), fresh = {.epoch = set->epoch, .launched = *launch};
         if (drawn)
             send_counted(ctx, entry, drawn, ctx->di);
-        if (read_user(fresh.shaders, sizeof(fresh.shaders), (void *)drawn_array(layout, ctx->di)))
+        long failed = read_user(fresh.shaders, sizeof(fresh.shaders), (void *)drawn_array(layout, ctx->di));
+#pragma clang loop unroll(full)
+        for (u32 i = 0; i < STAGES; i++)
+            fresh.shaders[i] &= drawn_mask(entry, i);
+        if (failed)
             draws.delete(&key);
         else
             draws.update(&key, &fresh);
@@ -684,7 +694,8 @@ int on_module_gone(struct pt_regs *ctx) {
     return forget_by(ctx, forget_module);
 }
 
-/* Where a pipeline has the pointers to its shaders: one that dispatches has one, one that draws up to STAGES. */
+/* Where a pipeline has the pointers to its shaders: one that dispatches has one, one that draws up to
+ * as many as the layout says. */
 struct shader_places {
     u64 first;
     u64 stride;
@@ -700,7 +711,7 @@ static __always_inline struct shader_places shader_places(const struct layout *l
     if (kind == layout->kind[2]) {
         places.first = pipeline + layout->stages[0];
         places.stride = layout->stages[1];
-        places.many = STAGES;
+        places.many = layout->stage_count;
     }
     return places;
 }
@@ -817,17 +828,20 @@ static __always_inline void name_entries(struct pt_regs *ctx, const struct entry
     u64 first = info + STAGE_IN_INFO, names[8] = {}; /* by number of the stage; 0 of one that dispatches */
     u32 many = 1;
     struct shader_places places = shader_places(layout, pipeline);
-    if ((places.many > 1) != !!entry->is_draw)
+    if ((places.many > 1) != !!entry->stages)
         return;
-    if (entry->is_draw && (read_user(&first, 8, (void *)first) | read_user(&many, 4, (void *)(info + MANY_IN_INFO))))
+    if (entry->stages && (read_user(&first, 8, (void *)first) | read_user(&many, 4, (void *)(info + MANY_IN_INFO))))
         return;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < STAGES; i++) {
         struct stage_info stage = {};
         if (hidden(i) >= many || read_user(&stage, sizeof(stage), (void *)(first + sizeof(stage) * hidden(i))))
             break;
-        u64 bit = stage.stage & ((1 << STAGES) - 1);
-        names[hidden((bit > 1) + (bit > 2) + (bit > 4) + (bit > 8)) & 7] = stage.name;
+        u64 bit = stage.stage & -is_set(entry->stages), place = 0;
+#pragma clang loop unroll(full)
+        for (u32 number = 1; number < STAGES; number++)
+            place += is_set(bit >> number);
+        names[hidden(place) & 7] = stage.name;
     }
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < STAGES; i++) {
@@ -835,7 +849,7 @@ static __always_inline void name_entries(struct pt_regs *ctx, const struct entry
         if (hidden(i) >= places.many)
             break;
         struct handle key = shader_of(ctx, entry, &places, i);
-        if (!key.value || (entry->is_draw && read_user(&number, 4, (void *)(key.value + layout->stage))) || number >= STAGES)
+        if (!key.value || (entry->stages && read_user(&number, 4, (void *)(key.value + layout->stage))) || number >= STAGES)
             continue;
         name_entry(&key, names[number & 7]);
         names[number & 7] = 0; /* what the place behind the last shader points to may look like one */
@@ -871,7 +885,7 @@ int on_made(struct pt_regs *ctx) {
     makings.delete(&tid);
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_MADE; i++) {
-        u64 pipeline = 0, at = hidden(i), bytes = choose(entry->is_draw, GRAPHICS_INFO_BYTES, COMPUTE_INFO_BYTES);
+        u64 pipeline = 0, at = hidden(i), bytes = choose(is_set(entry->stages), GRAPHICS_INFO_BYTES, COMPUTE_INFO_BYTES);
         if (at >= made.many)
             break;
         if (!read_user(&pipeline, 8, (void *)(made.pipelines + 8 * at)) && pipeline)

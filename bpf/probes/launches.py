@@ -98,6 +98,9 @@ _HANDLE_PROGRAMS = {
     Action.MAY_COPY: "on_may_copy",
     Action.OWN_LAUNCH: "on_own_launch",
     Action.OWN_LAUNCHES: "on_own_launches",
+    Action.OPERATION: "on_operation",
+    Action.UPLOAD: "on_upload",
+    Action.UPLOADED: "on_uploaded",
 }
 
 

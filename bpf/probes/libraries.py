@@ -367,7 +367,7 @@ class Libraries:
                     single_stepped=slow,
                     executions=layout.has_lists,
                     copies=layout.has_own_kernels,
-                    own_kernels=layout.has_own_kernels,
+                    own_kernels=layout.has_own_kernels or layout.has_operations,
                     draws=layout.has_draws,
                     outdated=layout.is_outdated,
                     waits=many,

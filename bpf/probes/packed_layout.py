@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 
 from iaprof.bpf.driver_layout import (
     ARGUMENTS,
     MAX_CLASSES,
     MAX_GPUS,
+    MAX_OPERATIONS,
+    MOST_NAME_BYTES,
     OF_DRAWS,
     OWN_LAUNCHES,
     Action,
@@ -16,6 +19,7 @@ from iaprof.bpf.driver_layout import (
     Field,
     Layout,
     LayoutError,
+    Operations,
 )
 from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, WAIT_ENTRY, AddressValue, DescriptionValue, SizeKind, pack
 from iaprof.formats.header.waits import FUNCTIONS
@@ -79,9 +83,21 @@ def packed_layout(layout: Layout) -> bytes:
     drawn = (*layout.drawn, 0, 0)[:2]
     of_shaders = (*(layout.window or (0, 0)), *bound, len(layout.bound), layout.pipeline)
     of_draws = (*drawn, len(layout.drawn), *layout.stages, *layout.kind, layout.simd, layout.stage)
-    return pack(
-        LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, *of_draws, mask
-    )
+    numbers = (*classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, *of_draws)
+    offsets, names = _of_operations(layout.operations)
+    return pack(LAYOUT, *numbers, *offsets, layout.stage_count, *names, mask)
+
+
+_UNKNOWN_OPERATION = "blorp"
+
+
+def _of_operations(operations: Operations | None) -> tuple[tuple[int, ...], list[int]]:
+    """Returns the offsets, and the names as two numbers each."""
+    of = operations or Operations(0, 0, 0, 0, 0, ())
+    known = dict(of.names)
+    texts = [known.get(number, _UNKNOWN_OPERATION).encode() for number in range(MAX_OPERATIONS)]
+    names = [word for text in texts for word in struct.unpack("<2Q", text.ljust(MOST_NAME_BYTES, b"\0"))]
+    return (of.function, of.kernel, of.data, of.size, of.kind), names
 
 
 def _steps(
@@ -108,12 +124,13 @@ def packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     offset = entry.offset - (layout.module_bias if layout and entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
     registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
-    flags = LaunchFlags.OWN if entry.action in OWN_LAUNCHES else 0
+    flags = LaunchFlags.OWN if entry.action in (*OWN_LAUNCHES, Action.OPERATION) else 0
     transfer, size_kind = transfer_function_number(entry.name), _SIZE_KINDS.get(entry.action, SizeKind.NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)
     numbers = (*registers, is_array, flags, offset, transfer, size_kind, entry.list_offset, in_list, event)
-    return pack(ENTRY, entry.address, index, *numbers, entry.nested, entry.action in OF_DRAWS)
+    stages = layout.stage_count if layout and entry.action in OF_DRAWS else 0
+    return pack(ENTRY, entry.address, index, *numbers, entry.nested, stages)
 
 
 TIMEOUTS = {

@@ -93,13 +93,15 @@ def _show(library: Path, found: Calibration, path: Path) -> None:
         print(f"\nWarning: {COPIES_UNRECORDED}: {found.no_own_kernels}")
     if found.no_draws:
         print(f"\nWarning: draws are not recorded: {found.no_draws}")
+    elif layout.window and not layout.mesh:
+        print("\nWarning: draws with mesh shaders are not recorded: this driver has none, or they could not be proved")
     if found.single_stepped:
         print(f"\nWarning: {slow_launches(found.single_stepped)}")
     print(f"\nWritten to {clean(str(path))}")
 
 
 def _ways(layout: Layout) -> list[tuple[str, str]]:
-    from iaprof.bpf.driver_layout import STAGES, Field
+    from iaprof.bpf.driver_layout import Field
 
     fields = {
         "address": layout.address,
@@ -121,7 +123,7 @@ def _ways(layout: Layout) -> list[tuple[str, str]]:
         if layout.drawn:
             *before, last = layout.drawn
             array = f"{_way(Field(tuple(before)), 'c') if before else 'c'}+{last:#x}"
-            ways.append(("drawn", f"h = *({array}+8s) of the command buffer c, s = 0 to {len(STAGES) - 1}"))
+            ways.append(("drawn", f"h = *({array}+8s) of the command buffer c, s = 0 to {layout.stage_count - 1}"))
     if layout.gpu:
         ways.append(("GPU", f"g = {_way(layout.gpu, 'q')} of the queue q"))
     return ways

@@ -57,6 +57,11 @@ NO_GRAPHICS = (
     "run 'sudo iaprof calibrate LIBRARY' once, to see whether draws can be"
 )
 """Of Mesa's Vulkan driver."""
+NO_TRANSFERS = (
+    "copies and fills are recorded as launches of the driver's own kernels, not as transfers, and not those that a "
+    "copy engine does"
+)
+"""Of Mesa's Vulkan driver, too."""
 OWN_KERNELS_UNRECORDED = (
     "copies and fills are recorded, but not the driver's own kernels that do them: their stalls are at no known kernel"
 )
@@ -231,6 +236,8 @@ def slow_launches_sentence(library: Any) -> str:
 def unrecorded_sentence(library: Any) -> str:
     """A sentence, without a full stop, about a library in a header (untrusted); empty if there is nothing to say."""
     match library:
+        case {"path": str(path), "copies": False, "own_kernels": True} if os.path.basename(path) == VULKAN:
+            return f"{path}: {NO_TRANSFERS}"
         case {"path": str(path), "copies": False} if os.path.basename(path) == VULKAN:
             return f"{path}: {COPIES_UNRECORDED if library.get(DRAWS) is True else NO_GRAPHICS}"
         case {"path": str(path), "copies": False}:

@@ -193,12 +193,14 @@ class ChunkOf(IntEnum):
     CODE = 1  # the kernel's instructions
     MODULE = 2  # the zebin with the kernel, as the driver keeps it
     SHADER = 3  # the instructions of a compute shader, which may have no name
-    VERTEX = 4  # these, too, in the order of bpf.driver_layout.STAGES
+    VERTEX = 4  # these, too, with TASK and MESH in the order of bpf.driver_layout.STAGES
     CONTROL = 5
     EVALUATION = 6
     GEOMETRY = 7
     FRAGMENT = 8
     ENTRY = 9  # the name of a shader's entry point; always a single chunk
+    TASK = 10
+    MESH = 11
 
 
 MAPPING_STATE = np.dtype(

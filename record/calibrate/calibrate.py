@@ -146,8 +146,8 @@ def calibrate(library: Path, opened: int | None = None, seconds: float | None = 
 
             if kind is Kind.VULKAN:
                 found, left_out = _run_vulkan(library, file, is_asked, seconds)
-                layout, no_draws = vulkan_layout(build_id, Code(elf, file), list(found.values()))
-                return Calibration(layout, tuple(found), left_out, _slow(file, elf, layout), "", no_draws)
+                layout, no_draws, no_own = vulkan_layout(build_id, Code(elf, file), list(found.values()))
+                return Calibration(layout, tuple(found), left_out, _slow(file, elf, layout), no_own, no_draws)
             if kind is Kind.OPENCL:
                 layout, answers, left_out = layout_from(read_opencl, opencl_layout)
             else:

@@ -27,7 +27,8 @@ from iaprof.sandbox.privileges import NOBODY, give_up_privileges, stay_alone
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _MODULES = Path(__file__).with_name("modules")
-_DRAWING = ("vertex", "control", "evaluation", "geometry", "fragment")  # as vulkan_driver.STAGES
+# As vulkan_driver.STAGES; the one that dispatches is not used here.
+_DRAWING = ("vertex", "control", "evaluation", "geometry", "fragment", "searched", "task", "mesh")
 _LIMITS = {
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_CPU: 60,  # seconds; a search takes half a second

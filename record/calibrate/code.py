@@ -171,7 +171,8 @@ _ANYWHERE = re.compile(
     rb"|((?![\x84\x8c\x94\x9c\xa4\xac\xb4\xbc])[\x80-\xbf]).{4})",
     re.DOTALL,
 )
-_CHANGE_NO_REGISTER = (_ENDBR64, _SUB_RSP, _VECTORS, _VECTOR_STORE, _NUMBER_STORE)  # that holds an argument
+_TEST_AL = re.compile(rb"\xa8.", re.DOTALL)  # test $number,%al
+_CHANGE_NO_REGISTER = (_ENDBR64, _SUB_RSP, _VECTORS, _VECTOR_STORE, _NUMBER_STORE, _TEST_AL)  # that holds an argument
 _ADD, _TEST, _STORE, _LOAD, _LEA = 0x01, 0x85, 0x89, 0x8B, 0x8D
 _OF_REGISTERS = 0xC0  # ModRM of two registers is this or higher
 _RSP = 4

@@ -7,11 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.basics.clean import clean
-from iaprof.bpf.driver_layout import MADE_BY, OF_DRAWS, REVISION, Action, Entry, Field, Layout
+from iaprof.bpf.driver_layout import (
+    MADE_BY,
+    MAX_OPERATIONS,
+    OF_DRAWS,
+    REVISION,
+    Action,
+    Entry,
+    Field,
+    Layout,
+    Operations,
+)
 from iaprof.record.calibrate.answer import MAX_PROBLEM, read_place, read_places
 from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.vulkan_driver import MOST_DEVICES
-from iaprof.record.calibrate.vulkan_search import DRAWS, FUNCTIONS
+from iaprof.record.calibrate.vulkan_search import DRAWS, FUNCTIONS, MESH_DRAWS
 
 # By function: action, argument with the handle or array, and argument with the array's length.
 _ENTRIES = {
@@ -56,6 +66,10 @@ class VulkanAnswer:
     stage: int  # 0 if it is not known
     kind: tuple[int, int, int]
     no_draws: str  # why draws are not recorded; empty if they are
+    mesh: bool  # whether the arrays that `drawn` leads to have mesh shaders, too
+    operations: Operations | None  # of its own kernels; None if they are not known
+    operating: tuple[int, int]  # places in the file of the functions that do operations, and give the GPU a kernel
+    no_own: str  # why there are no `operations`; empty if there are
 
 
 def read_vulkan(raw: Any) -> tuple[dict[str, VulkanAnswer], dict[str, str]]:
@@ -104,15 +118,41 @@ def _read_device(name: str, raw: Any) -> VulkanAnswer:
         stage=int(raw.get("stage", 0)),
         kind=(int(kind_at), int(dispatching), int(drawing)),
         no_draws=clean(str(raw.get("no_draws", ""))[:MAX_PROBLEM]),
+        mesh=raw.get("mesh", False) is True,
+        **_read_operations(raw),
     )
+
+
+def _read_operations(raw: Any) -> dict[str, Any]:
+    of = raw.get("operations")
+    if of is None:
+        return {
+            "operations": None,
+            "operating": (0, 0),
+            "no_own": clean(str(raw.get("no_own", ""))[:MAX_PROBLEM]) or _NO_OWN,
+        }
+    function, kernel, data, size, kind = (int(of[name]) for name in ("function", "kernel", "data", "size", "kind"))
+    names = tuple((int(number), f"blorp {_KINDS[which]}") for number, which in of["names"][:MAX_OPERATIONS])
+    operation, upload = of["places"]
+    return {
+        "operations": Operations(function, kernel, data, size, kind, names),
+        "operating": (read_place(operation), read_place(upload)),
+        "no_own": "",
+    }
+
+
+_KINDS = {kind: kind for kind in ("blit", "clear", "copy")}
+_NO_OWN = "its copies are unknown"
 
 
 def _paths(raw: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, path)) for path in raw[:_MOST_PATHS])
 
 
-def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) -> tuple[Layout, str]:
-    """Returns the layout on which the answers of all devices agree, and why it has no draws; empty if it has them.
+def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) -> tuple[Layout, str, str]:
+    """Returns the layout on which all devices agree, and why it lacks draws, and the driver's own kernels.
+
+    These two reasons are empty if it has them.
 
     Raises:
         Problem: there is none.
@@ -133,12 +173,23 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         no_draws = "devices disagree on how a command buffer leads to the shaders with which it draws"
     class_at, class_place = first.shader_class
     stage = 0 if no_draws or len({answer.stage for answer in answers}) > 1 else first.stage
+    mesh = not no_draws and all(answer.mesh for answer in answers)
     left_out = OF_DRAWS if no_draws else () if stage else (Action.MAKE_TO_DRAW, Action.MADE_TO_DRAW)
+    no_own = next((f"as {answer.device}, {answer.no_own}" for answer in answers if answer.no_own), "")
+    if not no_own and any(answer.operations != first.operations for answer in answers):
+        no_own = "devices disagree on how its operations lead to their kernels"
     layout = Layout(
         build_id=build_id,
         driver="vulkan",
         version=first.version,
-        entries=tuple(entry for entry in _entries(answers, code) if entry.action not in left_out),
+        entries=(
+            *(
+                entry
+                for entry in _entries(answers, code)
+                if entry.action not in left_out and (mesh or entry.name not in MESH_DRAWS)
+            ),
+            *(() if no_own else _operating(answers, code)),
+        ),
         address=(Field((first.start,), bits=32),),
         size=Field((first.size,), bits=32),
         code=Field((first.code,)),
@@ -154,9 +205,11 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         stage=stage,
         kind=(0, 0, 0) if no_draws else first.kind,
         revision=REVISION,
+        mesh=mesh,
+        operations=None if no_own else first.operations,
         simd=first.simd if len({answer.simd for answer in answers}) == 1 else 0,
     )
-    return Layout.from_json(layout.to_json()), no_draws
+    return Layout.from_json(layout.to_json()), no_draws, no_own
 
 
 _ALIKE = ("window", "pipeline", "start", "size", "code", "shader_class")
@@ -186,3 +239,14 @@ def _entries(answers: Sequence[VulkanAnswer], code: Code) -> Iterator[Entry]:
             # What comes before the probe may read a structure that an argument points to, as of an indirect dispatch.
             at = code.probe(place, needed, keeps_memory=action not in (Action.LAUNCH, Action.DRAW))
             yield Entry(name, action, at, handle, count)
+
+
+def _operating(answers: Sequence[VulkanAnswer], code: Code) -> Iterator[Entry]:
+    """Yields the entries of the functions for the driver's own kernels."""
+    doing, uploading = ({answer.operating[which] for answer in answers} for which in range(2))
+    for place in sorted(doing):
+        yield Entry("blorp_exec", Action.OPERATION, code.probe(place, {0, 1}), 1)
+    for place in sorted(uploading):
+        if returns := code.returns(place):
+            yield Entry("upload_blorp_shader", Action.UPLOAD, code.probe(place, {4, 5}, keeps_stack=True), 4)
+            yield from (Entry("upload_blorp_shader", Action.UPLOADED, at, 0) for at in returns)

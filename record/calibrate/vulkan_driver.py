@@ -21,18 +21,23 @@ MOST_DEVICES = 8
 _MOST_EXTENSIONS = 1024
 # Functions of an extension can be had only if it is enabled. Others are not: with all of them, some drivers make other
 # commands of a dispatch.
-_EXTENSIONS = (b"VK_KHR_device_address_commands", b"VK_EXT_multi_draw", b"VK_EXT_transform_feedback")
+_MESH = b"VK_EXT_mesh_shader"
+_EXTENSIONS = (b"VK_KHR_device_address_commands", b"VK_EXT_multi_draw", b"VK_EXT_transform_feedback", _MESH)
 _EXTENSION_BYTES = 260  # of VkExtensionProperties, which begins with the name
 _VERSION_1_3 = 0x403000
 _COMPUTE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _STORAGE_BUFFER, _OF_GRAPHICS, _OF_COMPUTE = 7, 0, 1  # VkDescriptorType, VkPipelineBindPoint
 _REQUIRED_SIZE = 1000225001  # VkPipelineShaderStageRequiredSubgroupSizeCreateInfo
-STAGES = (1, 2, 4, 8, 16)  # VkShaderStageFlagBits: vertex, tessellation control and evaluation, geometry, fragment
+# VkShaderStageFlagBits: vertex, tessellation control and evaluation, geometry, fragment, compute, task, mesh.
+STAGES = (1, 2, 4, 8, 16, _COMPUTE, 64, 128)
 _TRIANGLES, _PATCHES = 3, 10  # VkPrimitiveTopology
 _COLOR = 37  # VK_FORMAT_R8G8B8A8_UNORM
 _SIDE = 64  # of what is drawn into, pixels
 _INDIRECT_USAGE = 0x120  # of a buffer: storage, indirect
+_COPIED_USAGE = 3  # of a buffer or image: source and target of copies
+_COLOR_USAGE = 0x10  # of an image
 _BUFFER_BYTES = 4096
+_GENERAL = 1  # VkImageLayout
 # With INTEL_DEBUG=heaps the driver prints the ranges of its address space when a device is made.
 _WINDOW = re.compile(rb"0x([0-9a-f]{16})-0x([0-9a-f]{16}): (?:shader_heap|instruction_state_pool)\b")
 _INNER = {  # functions that may call another one for all of their work, and that one
@@ -44,6 +49,8 @@ _INNER = {  # functions that may call another one for all of their work, and tha
     "vkCmdDrawIndirectCount": "vkCmdDrawIndirectCount2KHR",
     "vkCmdDrawIndexedIndirectCount": "vkCmdDrawIndexedIndirectCount2KHR",
     "vkCmdDrawIndirectByteCountEXT": "vkCmdDrawIndirectByteCount2EXT",
+    "vkCmdDrawMeshTasksIndirectEXT": "vkCmdDrawMeshTasksIndirect2EXT",
+    "vkCmdDrawMeshTasksIndirectCountEXT": "vkCmdDrawMeshTasksIndirectCount2EXT",
 }
 _DEVICE_BYTES = 0x10000  # of a VkDevice that are searched for its table of functions
 
@@ -143,7 +150,10 @@ class Device:
         names, count = driver.block(_pointers(*(driver.block(name + b"\0") for name in extensions))), len(extensions)
         # VkDeviceQueueCreateInfo 2, VkDeviceCreateInfo 3
         queue = driver.block(struct.pack("<IIQIIIIQ", 2, 0, 0, 0, 0, 1, 0, driver.block(struct.pack("<f", 1))))
-        info = struct.pack("<IIQIIQIIQIIQQ", 3, 0, 0, 0, 1, queue, 0, 0, 0, count, 0, names, 0)
+        self.has_mesh = _MESH in extensions
+        # VkPhysicalDeviceMeshShaderFeaturesEXT: task and mesh shaders
+        mesh = driver.block(struct.pack("<IIQ6I", 1000328000, 0, 0, 1, 1, 0, 0, 0, 0)) if self.has_mesh else 0
+        info = struct.pack("<IIQIIQIIQIIQQ", 3, 0, mesh, 0, 1, queue, 0, 0, 0, count, 0, names, 0)
         self.handle = driver.create("vkCreateDevice", self._physical, driver.block(info), 0)
         queue_handle = c_uint64()
         self._void("vkGetDeviceQueue", self.handle, 0, 0, ctypes.addressof(queue_handle))
@@ -240,13 +250,54 @@ class Device:
 
     def image(self) -> int:
         """Makes a view of an image to draw into."""
-        # VkImageCreateInfo 14, of two dimensions, as a color attachment; VkImageViewCreateInfo 15
-        sizes = (_SIDE, _SIDE, 1, 1, 1, 1, 0, 0x10, 0, 0, 0, 0, 0)
+        image = self._image(1, _COLOR_USAGE)
+        # VkImageViewCreateInfo
+        info = struct.pack("<IIQIIQII9II", 15, 0, 0, 0, 0, image, 1, _COLOR, 0, 0, 0, 0, 1, 0, 1, 0, 1, 0)
+        return self._make("vkCreateImageView", info)
+
+    def _image(self, samples: int, usage: int) -> int:
+        # VkImageCreateInfo, of two dimensions
+        sizes = (_SIDE, _SIDE, 1, 1, 1, samples, 0, usage, 0, 0, 0, 0, 0)
         image = self._make("vkCreateImage", struct.pack("<IIQ14IQI", 14, 0, 0, 0, 1, _COLOR, *sizes))
         memory = self._allocate("vkGetImageMemoryRequirements", image)
         self._call("vkBindImageMemory", self.handle, image, memory, 0)
-        info = struct.pack("<IIQIIQII9II", 15, 0, 0, 0, 0, image, 1, _COLOR, 0, 0, 0, 0, 1, 0, 1, 0, 1, 0)
-        return self._make("vkCreateImageView", info)
+        return image
+
+    def operations(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Returns calls for each of which it has one of its own kernels copy, blit or clear.
+
+        Returns:
+            Which of these it is, the function, and its arguments after the command buffer.
+        """
+        block = self._driver.block
+        first, second = (self._buffer(_COPIED_USAGE) for _ in range(2))
+        image, other = (self._image(1, _COLOR_USAGE | _COPIED_USAGE) for _ in range(2))
+        sampled = self._image(4, _COLOR_USAGE | _COPIED_USAGE)
+        layer = struct.pack("<4I", 1, 0, 0, 1)
+        origin, extent = struct.pack("<3i", 0, 0, 0), struct.pack("<3I", 16, 16, 1)
+        # VkImageCopy and VkImageResolve, VkImageBlit, VkImageSubresourceRange, VkBufferImageCopy, VkBufferCopy
+        region = block(layer + origin + layer + origin + extent)
+        shrunk = block(layer + origin + extent + layer + origin + struct.pack("<3I", 8, 8, 1))
+        whole, color = block(struct.pack("<5I", 1, 0, 1, 0, 1)), block(struct.pack("<4f", 1, 0, 0, 1))
+        of_buffer = block(struct.pack("<QII", 0, 0, 0) + layer + origin + extent)
+        images = (image, _GENERAL, other, _GENERAL, 1)
+        return [
+            ("clear", "vkCmdFillBuffer", (first, 0, _BUFFER_BYTES, 7)),
+            ("copy", "vkCmdUpdateBuffer", (first, 0, 64, block(bytes(64)))),
+            ("copy", "vkCmdCopyBuffer", (first, second, 1, block(struct.pack("<3Q", 0, 0, 1024)))),
+            ("copy", "vkCmdCopyImage", (*images, region)),
+            ("blit", "vkCmdBlitImage", (*images, shrunk, 0)),
+            ("blit", "vkCmdBlitImage", (*images, shrunk, 1)),
+            ("clear", "vkCmdClearColorImage", (image, _GENERAL, color, 1, whole)),
+            ("copy", "vkCmdCopyBufferToImage", (first, image, _GENERAL, 1, of_buffer)),
+            ("copy", "vkCmdCopyImageToBuffer", (image, _GENERAL, first, 1, of_buffer)),
+            ("blit", "vkCmdResolveImage", (sampled, _GENERAL, other, _GENERAL, 1, region)),
+            ("clear", "vkCmdClearColorImage", (sampled, _GENERAL, color, 1, whole)),
+        ]
+
+    def record(self, function: str, commands: int, arguments: Sequence[int]) -> None:
+        """Calls a function that records a command."""
+        self._void(function, commands, *arguments)
 
     def begin_rendering(self, commands: int, view: int) -> None:
         """Begins to draw into an image."""
@@ -263,6 +314,10 @@ class Device:
     def draw(self, commands: int, vertices: int) -> None:
         """Draws with the bound pipeline."""
         self._void("vkCmdDraw", commands, vertices, 1, 0, 0)
+
+    def draw_mesh(self, commands: int, groups: Sequence[int]) -> None:
+        """Draws with the bound pipeline, which has a mesh shader."""
+        self._void("vkCmdDrawMeshTasksEXT", commands, *groups)
 
     def commands(self) -> int:
         """Makes a command buffer."""
@@ -284,9 +339,9 @@ class Device:
         """Dispatches the bound pipeline."""
         self._void("vkCmdDispatch", commands, *groups)
 
-    def _buffer(self) -> int:
+    def _buffer(self, usage: int) -> int:
         # VkBufferCreateInfo 12; VkMemoryAllocateInfo is 5
-        info = struct.pack("<IIQIIQIIIIQ", 12, 0, 0, 0, 0, _BUFFER_BYTES, _INDIRECT_USAGE, 0, 0, 0, 0)
+        info = struct.pack("<IIQIIQIIIIQ", 12, 0, 0, 0, 0, _BUFFER_BYTES, usage, 0, 0, 0, 0)
         buffer = self._make("vkCreateBuffer", info)
         memory = self._allocate("vkGetBufferMemoryRequirements", buffer)
         self._call("vkBindBufferMemory", self.handle, buffer, memory, 0)
@@ -307,7 +362,7 @@ class Device:
         Args:
             read: reads this process's memory: (address, bytes) -> bytes.
         """
-        commands, buffer = self.commands(), self._buffer()
+        commands, buffer = self.commands(), self._buffer(_INDIRECT_USAGE)
         self.begin(commands)
         calls = {
             "vkCmdDispatch": (commands, 1, 1, 1),
@@ -318,6 +373,8 @@ class Device:
             "vkCmdDrawIndirectCount": (commands, buffer, 0, buffer, 64, 1, 16),
             "vkCmdDrawIndexedIndirectCount": (commands, buffer, 0, buffer, 64, 1, 20),
             "vkCmdDrawIndirectByteCountEXT": (commands, 1, 0, buffer, 0, 0, 4),
+            "vkCmdDrawMeshTasksIndirectEXT": (commands, buffer, 0, 1, 12),
+            "vkCmdDrawMeshTasksIndirectCountEXT": (commands, buffer, 0, buffer, 64, 1, 12),
         }
         functions = self.functions([*_INNER, *_INNER.values()])
         return [

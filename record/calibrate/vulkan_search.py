@@ -21,8 +21,17 @@ from iaprof.formats.wire.process_maps import mappings, maps_of
 from iaprof.record.calibrate.level_zero_driver import DriverError
 from iaprof.record.calibrate.search import Memory, Path, Search
 from iaprof.record.calibrate.vulkan_driver import STAGES, Device, VulkanDriver, window
+from iaprof.record.calibrate.vulkan_operations import find_operations
 
+MESH_DRAWS = (
+    "vkCmdDrawMeshTasksEXT",
+    "vkCmdDrawMeshTasksIndirectEXT",
+    "vkCmdDrawMeshTasksIndirect2EXT",
+    "vkCmdDrawMeshTasksIndirectCountEXT",
+    "vkCmdDrawMeshTasksIndirectCount2EXT",
+)
 DRAWS = (
+    *MESH_DRAWS,
     "vkCmdDraw",
     "vkCmdDrawIndexed",
     "vkCmdDrawIndirect",
@@ -73,15 +82,21 @@ _STAGE_COMMANDS = (
     (3, 0x78110008, 1, 7, 1),  # 3DSTATE_GS
     (4, 0x7820000A, 1, 1, 1),  # 3DSTATE_PS, which may have two kernels of one shader
     (4, 0x7820000A, 8, 8, 1),
+    (6, 0x787D0005, 1, 5, 0xFFFFFFFF),  # 3DSTATE_TASK_SHADER
+    (7, 0x787A0006, 1, 5, 0xFFFFFFFF),  # 3DSTATE_MESH_SHADER
 )
 _MOST_WORDS = 12  # of these commands
 _PRIMITIVE, _VERTICES_AT = 0x7B00, 2  # 3DPRIMITIVE
+_MESH_PRIMITIVE, _MESH_GROUPS_AT = 0x7B02, 1  # 3DMESH_3D
 _VERTICES = 3 * 1009  # of our draws
 _BASE, _MOST_KINDS = 0x40, 8  # bytes of an object that all kinds have; kinds of pipelines
+_ENDS = "its process ends while it copies and clears"
 _UNKNOWN_DRAW = "its commands for a draw are of a kind that iaprof does not know"
 _PIPELINE = 0x4000  # bytes of a pipeline that are searched for its shaders
 _MOST_STRIDE = 0x100  # bytes from one of these to the next
 _DRAWN_WITH = ((0, 4), (0, 1, 2, 3, 4), (0, 3, 4), (0, 1, 2, 4))  # shaders of the pipelines, by number in STAGES
+_MESH_WITH = ((4, 7), (4, 6, 7))  # the same of pipelines with mesh shaders
+_WITHOUT_MESH = 5  # the first of STAGES
 _VALUES = (4, 9, 17, 23)  # of the constant in the first module: shaders of different code and length
 _WORD = 8
 
@@ -119,22 +134,50 @@ def search_vulkan(
         DriverError: a call of the driver failed.
     """
     driver = VulkanDriver(library)
-    findings = []
+    findings: list[dict[str, Any]] = []
     for device in driver.devices():
         about: dict[str, Any] = {"name": device.name, "version": device.version}
         try:
-            findings.append(about | _search(device, memory, searched, checked, drawing))
+            found, distance = _search(device, memory, searched, checked, drawing)
         except DriverError as error:
             findings.append(about | {"problem": str(error)})
+            continue
+        # The driver may end this process there, as functions of ours take the place of its own.
+        write_answer({"devices": [*findings, about | found | {"no_own": _ENDS}], "no_own": _ENDS})
+        try:
+            findings.append(about | found | {"operations": _operations(device, memory, distance)})
+        except DriverError as error:
+            findings.append(about | found | {"no_own": str(error)})
     write_answer({"devices": findings})
+
+
+def _operations(device: Device, memory: Memory, distance: int) -> dict[str, Any]:
+    search = Search(memory, device.function("vkCmdDispatch"))
+    return find_operations(device, memory, _kernels, lambda start: start + distance, search.place)
+
+
+def _kernels(commands: int, write: Callable[[int], None]) -> set[int]:
+    """Returns the starts of the kernels with which a function draws and dispatches."""
+    before = _gpu_memory()
+    write(commands)
+    found: set[int] = set()
+    for _, content in _changes(before, _gpu_memory()):
+        padded = content + bytes(4 * _MOST_WORDS)  # the last command may end where the change does
+        words = struct.unpack(f"<{len(padded) // 4}I", padded)
+        for at in range(len(words) - _MOST_WORDS):
+            for _, command, start, on, bits in _STAGE_COMMANDS:
+                if words[at] == command and words[at + on] & bits:
+                    found.add(words[at + start] & ~(_BLOCK - 1))
+    return found
 
 
 def _search(
     device: Device, memory: Memory, searched: bytes, checked: bytes, drawing: Sequence[bytes]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], int]:
+    """Returns what is found, and how far the code of a kernel is, in this process, from its start in commands."""
     device.open()
-    found = window(os.pread(2, 1 << 20, 0))
-    if found is None:
+    range_of_code = window(os.pread(2, 1 << 20, 0))
+    if range_of_code is None:
         raise DriverError("it does not say where its shaders lie on the GPU")
     search = Search(memory, device.function("vkCreateComputePipelines"))
     of_first, of_second = device.module(searched), device.module(checked)
@@ -151,10 +194,10 @@ def _search(
         drawn = _drawn(device, memory, drawing, known, [shader.pipeline for shader in shaders])
     except DriverError as error:
         drawn = {"no_draws": str(error)}
-    return {
+    found = {
         "functions": search.places(device.functions(FUNCTIONS)),
         "forwarding": device.forwarding(memory.read),
-        "window": found,
+        "window": range_of_code,
         "pipeline": pipeline,
         "start": start,
         "size": size,
@@ -164,6 +207,7 @@ def _search(
         "bound": _bound(device, memory, shaders, pipeline),
         **drawn,
     }
+    return found, shaders[0].at - shaders[0].start
 
 
 def _gpu_memory() -> dict[int, bytes]:
@@ -334,7 +378,9 @@ def _drawn(
     as `stage` the offset in a shader of its number in STAGES, 0 if it is not known; and as `kind` the offset of a small
     number that tells pipelines that draw from `dispatching`, with both numbers.
     """
-    modules = [device.module(code) for code in drawing]
+    modules = [
+        device.module(code) if stage < _WITHOUT_MESH or device.has_mesh else 0 for stage, code in enumerate(drawing)
+    ]
     pipelines = [
         device.graphics_pipeline({STAGES[stage]: modules[stage] for stage in used}, value)
         for used, value in zip(_DRAWN_WITH, _VALUES, strict=True)
@@ -353,12 +399,12 @@ def _drawn(
         device.bind_graphics(commands, pipelines[second])  # what is bound now, not what was drawn
         memory.refresh()
         content = _readable(memory, commands, _COMMANDS)
-        for at in range(0, len(content) - _WORD * len(STAGES) + 1, _WORD):
+        for at in range(0, len(content) - _WORD * _WITHOUT_MESH + 1, _WORD):
             if (word := _u64(content, at)) and (shaders := _stages(memory, content, at, kernels[second], known)):
                 found[second][at,] = shaders
             elif word == pipelines[second]:
                 object_ = _readable(memory, word, _PIPELINE)
-                for inner in range(0, len(object_) - _WORD * len(STAGES) + 1, _WORD):
+                for inner in range(0, len(object_) - _WORD * _WITHOUT_MESH + 1, _WORD):
                     if shaders := _stages(memory, object_, inner, kernels[second], known):
                         found[second][at, inner] = shaders
     paths = sorted(set.intersection(*map(set, found)), key=lambda path: (len(path), path))
@@ -369,15 +415,89 @@ def _drawn(
     places = [{at: _u64(content, at) for at in range(0, len(content) - 7, _WORD)} for content in contents]
     for at in sorted(places[0]):
         for stride in range(_WORD, _MOST_STRIDE + 1, _WORD):
-            slots = [{words.get(at + stride * stage, 0) for stage in range(len(STAGES))} for words in places]
+            slots = [{words.get(at + stride * stage, 0) for stage in range(_WITHOUT_MESH)} for words in places]
             if all(slot >= set(wanted) for slot, wanted in zip(slots, of_each, strict=True)):
-                return {
+                found_here = {
                     "drawn": paths,
                     "stages": (at, stride),
                     "stage": _stage(memory, of_each),
                     "kind": _kind(memory, dispatching, pipelines),
                 }
+                try:
+                    with_mesh = _mesh(device, memory, modules, known, view, pipelines[0], kernels[0], found_here)
+                except DriverError as error:
+                    return found_here | {"no_mesh": str(error)}
+                return found_here | {"drawn": with_mesh, "mesh": True}
     raise DriverError("its pipelines do not lead to the shaders with which they draw")
+
+
+def _mesh(
+    device: Device,
+    memory: Memory,
+    modules: Sequence[int],
+    known: _Known,
+    view: int,
+    other: int,
+    kernels_of_other: dict[int, set[int]],
+    found: dict[str, Any],
+) -> list[Path]:
+    """Returns those of the paths `drawn` that lead to all of STAGES, for pipelines with and without mesh shaders.
+
+    Args:
+        device: the device.
+        memory: of this process.
+        modules: by number in STAGES.
+        known: of shaders.
+        view: an image to draw into.
+        other: a pipeline without mesh shaders.
+        kernels_of_other: its kernels.
+        found: what _drawn found.
+
+    Raises:
+        DriverError: there is none, or these pipelines and shaders are not like others.
+    """
+    if not device.has_mesh:
+        raise DriverError("it has no mesh shaders")
+    drawn: list[Path] = found["drawn"]
+    pipelines = [
+        device.graphics_pipeline({STAGES[stage]: modules[stage] for stage in used}, value)
+        for used, value in zip(_MESH_WITH, _VALUES, strict=False)
+    ]
+    kernels = [_draw(device, pipeline, view, has_mesh=True) for pipeline in pipelines]
+    if [tuple(sorted(each)) for each in kernels] != list(_MESH_WITH):
+        raise DriverError(_UNKNOWN_DRAW)
+    commands = device.commands()
+    device.begin(commands)
+    device.begin_rendering(commands, view)
+    order = [(other, kernels_of_other, False), *((*each, True) for each in zip(pipelines, kernels, strict=True))]
+    for pipeline, of_pipeline, has_mesh in [*order, order[0], *order[::-1]]:  # each after each other one
+        device.bind_graphics(commands, pipeline)
+        memory.refresh()
+        places = [(path, _follow(memory, commands, path)) for path in drawn]
+        shaders = {path: _stages(memory, content, 0, of_pipeline, known, len(STAGES)) for path, content in places}
+        drawn = [path for path in drawn if shaders[path]]
+        if not drawn:
+            raise DriverError("its command buffers do not lead to mesh shaders with which they draw")
+        if has_mesh:
+            numbers = [memory.number(shader + found["stage"], 4) for shader in shaders[drawn[0]]]
+            first, stride = found["stages"]
+            slots = {memory.number(pipeline + first + stride * stage) for stage in range(len(STAGES))}
+            kind = memory.number(pipeline + found["kind"][0], 4)
+            if numbers != sorted(of_pipeline) or kind != found["kind"][2] or not slots >= set(shaders[drawn[0]]):
+                raise DriverError("its pipelines with mesh shaders are not like others")
+            device.draw_mesh(commands, _GROUPS)
+        else:
+            device.draw(commands, _VERTICES)
+    return drawn
+
+
+def _follow(memory: Memory, commands: int, path: Path) -> bytes:
+    """Returns the array of the shaders of STAGES to which a path leads; empty if it leads nowhere."""
+    *before, last = path
+    at: int | None = commands
+    for offset in before:
+        at = memory.number((at or 0) + offset)
+    return memory.read(at + last, _WORD * len(STAGES)) if at else b""
 
 
 def _stage(memory: Memory, shaders: Sequence[Sequence[int]]) -> int:
@@ -399,14 +519,17 @@ def _kind(memory: Memory, dispatching: Sequence[int], drawing: Sequence[int]) ->
     raise DriverError("nothing tells its pipelines that draw from others")
 
 
-def _draw(device: Device, pipeline: int, view: int) -> dict[int, set[int]]:
+def _draw(device: Device, pipeline: int, view: int, has_mesh: bool = False) -> dict[int, set[int]]:
     """Draws; returns the kernels that the commands have, by number in STAGES."""
     commands = device.commands()
     device.begin(commands)
     device.begin_rendering(commands, view)
     device.bind_graphics(commands, pipeline)
     before = _gpu_memory()
-    device.draw(commands, _VERTICES)
+    if has_mesh:
+        device.draw_mesh(commands, _GROUPS)
+    else:
+        device.draw(commands, _VERTICES)
     kernels: dict[int, set[int]] = {}
     primitives = 0
     for _, content in _changes(before, _gpu_memory()):
@@ -414,6 +537,8 @@ def _draw(device: Device, pipeline: int, view: int) -> dict[int, set[int]]:
         words = struct.unpack(f"<{len(padded) // 4}I", padded)
         for at in range(len(words) - _MOST_WORDS):
             primitives += words[at] >> 16 == _PRIMITIVE and words[at + _VERTICES_AT] == _VERTICES
+            groups = words[at + _MESH_GROUPS_AT : at + _MESH_GROUPS_AT + len(_GROUPS)]
+            primitives += words[at] >> 16 == _MESH_PRIMITIVE and groups == _GROUPS
             for stage, command, start, on, bits in _STAGE_COMMANDS:
                 if words[at] == command and words[at + on] & bits:
                     kernels.setdefault(stage, set()).add(words[at + start] & ~(_BLOCK - 1))
@@ -422,9 +547,13 @@ def _draw(device: Device, pipeline: int, view: int) -> dict[int, set[int]]:
     return kernels
 
 
-def _stages(memory: Memory, content: bytes, at: int, kernels: dict[int, set[int]], known: _Known) -> list[int]:
+def _stages(
+    memory: Memory, content: bytes, at: int, kernels: dict[int, set[int]], known: _Known, many: int = _WITHOUT_MESH
+) -> list[int]:
     """Returns the shaders that the array at a place has, if it has these kernels' and no others; else an empty list."""
-    words = struct.unpack_from(f"<{len(STAGES)}Q", content, at)
+    if len(content) < at + _WORD * many:
+        return []
+    words = struct.unpack_from(f"<{many}Q", content, at)
     if {stage for stage, word in enumerate(words) if word} != set(kernels):
         return []
     if all(known.holds(memory, words[stage], kernel) for stage, each in kernels.items() for kernel in each):

@@ -12,7 +12,13 @@ from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import Layout
 from iaprof.bpf.probes.libraries import COMPILE, CUDA_DRIVER, LAUNCH, OPENCL, Libraries, Outcome, Way, is_vulkan
 from iaprof.bpf.probes.usdt import Probe
-from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED, NO_GRAPHICS, OWN_KERNELS_UNRECORDED, slow_launches
+from iaprof.formats.header.launch_warnings import (
+    COPIES_UNRECORDED,
+    NO_GRAPHICS,
+    NO_TRANSFERS,
+    OWN_KERNELS_UNRECORDED,
+    slow_launches,
+)
 from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.kernels.calibrating import WILL_CALIBRATE, refusal
 from iaprof.record.kernels.drivers import built_library, check_folders
@@ -107,7 +113,8 @@ def _vulkan(outcome: Outcome, version: str) -> Check:
     if outcome.way is Way.ATTACH:
         text = f"compute dispatches by attaching (Mesa {version}); {NO_GRAPHICS}"
         if outcome.draws:
-            text = f"dispatches and draws by attaching (Mesa {version}); {COPIES_UNRECORDED}"
+            unrecorded = NO_TRANSFERS if outcome.own_kernels else COPIES_UNRECORDED
+            text = f"dispatches and draws by attaching (Mesa {version}); {unrecorded}"
         if outcome.outdated:
             text += f"; its layout is from an older iaprof, so it {WILL_CALIBRATE}"
         return Check(GROUP, "Vulkan", Level.OK, text, file=file)

@@ -182,6 +182,8 @@ _STAGES = {
     ChunkOf.EVALUATION: "tessellation evaluation",
     ChunkOf.GEOMETRY: "geometry",
     ChunkOf.FRAGMENT: "fragment",
+    ChunkOf.TASK: "task",
+    ChunkOf.MESH: "mesh",
 }
 
 

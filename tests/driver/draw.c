@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Vulkan graphics: a program that draws into an image, without a window, from a function for each pipeline.
  *
- *     draw [OPTION...] VERTEX.spv FRAGMENT.spv GEOMETRY.spv CONTROL.spv EVALUATION.spv SPECIAL.spv
+ *     draw [OPTION...] VERTEX.spv FRAGMENT.spv GEOMETRY.spv CONTROL.spv EVALUATION.spv SPECIAL.spv [MESH.spv TASK.spv]
  *
  *   --draws N        (3) with each pipeline, each time that it is bound
  *   --rounds N       (2) how often the command buffer is filled
@@ -10,21 +10,22 @@
  *   --names          pipelines have debug names, pipeline_30 and so on
  *   --entries        entry points are called vert, frag and so on, not main
  *   --anew           pipelines are destroyed and made again in each round, with other shaders
- *   --indirect       every other draw is indirect
+ *   --indirect       every other draw is indirect, and of those with mesh shaders every other of these has its number in memory
  *   --seconds S      goes on with rounds for as long, whatever --rounds says
  *   --bind           each draw binds its pipeline anew
  *
  * Pipeline n draws n vertices, by draw_n, so that the primitives in a batch say by which function: 30 and 60 have a vertex and a
- * fragment shader, 90 all five stages, and 120 a vertex shader that 30 has, too. Between draws a compute shader is dispatched, in 7
+ * fragment shader, 90 all five stages, and 120 a vertex shader that 30 has, too. With mesh shaders there are 150, of groups, which has a
+ * mesh and a fragment shader, and 180, which has a task shader, too. Between draws a compute shader is dispatched, in 7
  * groups. Prints its process, how often each function drew, and how often that was submitted, and the mean time of a draw, as JSON. */
 #include "vulkan_program.h"
 
-enum { PIPELINES = 4, VERTICES = 30, GROUPS = 7, SIDE = 64 };
-enum { VERTEX, FRAGMENT, GEOMETRY, CONTROL, EVALUATION, COMPUTE, MODULES };
+enum { PIPELINES = 6, MESH_FROM = 4, VERTICES = 30, GROUPS = 7, SIDE = 64 };
+enum { VERTEX, FRAGMENT, GEOMETRY, CONTROL, EVALUATION, COMPUTE, MESH, TASK, MODULES };
 static int draws = 3, rounds = 2, submits = 2;
 static double seconds;
 static bool secondary, names, entries, anew, indirect, bind_always;
-static const char *const entry_names[] = {"vert", "frag", "geom", "ctrl", "eval", "disp"}; /* by module */
+static const char *const entry_names[] = {"vert", "frag", "geom", "ctrl", "eval", "disp", "mesh", "task"}; /* by module */
 
 static VkPipeline pipelines[PIPELINES], compute;
 static VkPipelineLayout layout;
@@ -35,6 +36,10 @@ static VkImageView view;
 static VkCommandPool pool;
 static VkShaderModule modules[MODULES];
 static unsigned long appended[PIPELINES + 1], submitted[PIPELINES + 1]; /* dispatches last */
+static PFN_vkCmdDrawMeshTasksEXT draw_mesh;
+static PFN_vkCmdDrawMeshTasksIndirectEXT draw_mesh_indirect;
+static PFN_vkCmdDrawMeshTasksIndirectCountEXT draw_mesh_counted;
+enum { GROUPS_AT = 1024, COUNT_AT = 2048 }; /* in the buffer: numbers of groups of each pipeline, and a number of draws */
 static double appending; /* seconds that draws took */
 static const VkFormat format = VK_FORMAT_R8G8B8A8_UNORM;
 
@@ -45,7 +50,15 @@ static void append(VkCommandBuffer commands, uint32_t number)
     for (int i = 0; i < draws; i++) {
         if (bind_always && i)
             vkCmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_GRAPHICS, pipelines[number - 1]);
-        if (indirect && i % 2)
+        bool has_mesh = number > MESH_FROM;
+        VkDeviceSize groups_at = GROUPS_AT + 12 * (number - 1);
+        if (has_mesh && indirect && i % 4 == 3)
+            draw_mesh_counted(commands, vertices, groups_at, vertices, COUNT_AT, 1, 12);
+        else if (has_mesh && indirect && i % 2)
+            draw_mesh_indirect(commands, vertices, groups_at, 1, 12);
+        else if (has_mesh)
+            draw_mesh(commands, VERTICES * number, 1, 1);
+        else if (indirect && i % 2)
             vkCmdDrawIndirect(commands, vertices, 16 * (number - 1), 1, 16);
         else
             vkCmdDraw(commands, VERTICES * number, 1, 0, 0);
@@ -64,6 +77,8 @@ DRAW(30, 1)
 DRAW(60, 2)
 DRAW(90, 3)
 DRAW(120, 4)
+DRAW(150, 5)
+DRAW(180, 6)
 
 __attribute__((noinline)) void dispatch_7(VkCommandBuffer commands)
 {
@@ -115,6 +130,11 @@ __attribute__((noinline)) void fill_commands(VkCommandBuffer commands)
     draw_30(commands);
     draw_90(commands);
     draw_120(commands);
+    if (with_mesh) {
+        draw_150(commands);
+        draw_180(commands);
+        draw_150(commands);
+    }
     draw_30(commands);
 }
 
@@ -122,10 +142,12 @@ static void make_pipelines(VkInstance instance, uint32_t generation)
 {
     static const VkShaderStageFlagBits bits[] = {VK_SHADER_STAGE_VERTEX_BIT, VK_SHADER_STAGE_FRAGMENT_BIT, VK_SHADER_STAGE_GEOMETRY_BIT,
                                                  VK_SHADER_STAGE_TESSELLATION_CONTROL_BIT, VK_SHADER_STAGE_TESSELLATION_EVALUATION_BIT};
+    static const VkShaderStageFlagBits mesh_bits[] = {VK_SHADER_STAGE_MESH_BIT_EXT, VK_SHADER_STAGE_FRAGMENT_BIT, VK_SHADER_STAGE_TASK_BIT_EXT};
+    static const int mesh_modules[] = {MESH, FRAGMENT, TASK};
     PFN_vkSetDebugUtilsObjectNameEXT set_name = (void *)vkGetInstanceProcAddr(instance, "vkSetDebugUtilsObjectNameEXT");
     VkSpecializationMapEntry entry = {0, 0, 4};
-    for (uint32_t i = 0; i < PIPELINES; i++) {
-        bool all = i == 2;
+    for (uint32_t i = 0; i < (with_mesh ? PIPELINES : MESH_FROM); i++) {
+        bool all = i == 2, has_mesh = i >= MESH_FROM;
         uint32_t values[2] = {3 + 5 * (i % 3) + 2 * generation, 4 + 5 * i + 2 * generation}; /* of the vertex shader, and of the others */
         VkSpecializationInfo special[2] = {{1, &entry, 4, &values[0]}, {1, &entry, 4, &values[1]}};
         VkPipelineShaderStageCreateInfo stages[5];
@@ -135,6 +157,11 @@ static void make_pipelines(VkInstance instance, uint32_t generation)
                                                               .module = modules[stage],
                                                               .pName = entries ? entry_names[stage] : "main",
                                                               .pSpecializationInfo = &special[stage != VERTEX]};
+        for (int stage = 0; has_mesh && stage < 3; stage++) {
+            stages[stage].stage = mesh_bits[stage];
+            stages[stage].module = modules[mesh_modules[stage]];
+            stages[stage].pName = entries ? entry_names[mesh_modules[stage]] : "main";
+        }
         VkPipelineVertexInputStateCreateInfo input = {.sType = VK_STRUCTURE_TYPE_PIPELINE_VERTEX_INPUT_STATE_CREATE_INFO};
         VkPipelineInputAssemblyStateCreateInfo assembly = {.sType = VK_STRUCTURE_TYPE_PIPELINE_INPUT_ASSEMBLY_STATE_CREATE_INFO,
                                                            .topology = all ? VK_PRIMITIVE_TOPOLOGY_PATCH_LIST : VK_PRIMITIVE_TOPOLOGY_TRIANGLE_LIST};
@@ -157,7 +184,7 @@ static void make_pipelines(VkInstance instance, uint32_t generation)
             .sType = VK_STRUCTURE_TYPE_PIPELINE_RENDERING_CREATE_INFO, .colorAttachmentCount = 1, .pColorAttachmentFormats = &format};
         VkGraphicsPipelineCreateInfo info = {.sType = VK_STRUCTURE_TYPE_GRAPHICS_PIPELINE_CREATE_INFO,
                                              .pNext = &rendering,
-                                             .stageCount = all ? 5 : 2,
+                                             .stageCount = all ? 5 : i == PIPELINES - 1 ? 3 : 2,
                                              .pStages = stages,
                                              .pVertexInputState = &input,
                                              .pInputAssemblyState = &assembly,
@@ -271,15 +298,21 @@ int main(int argc, char **argv)
         if (i + 1 < argc && !strcmp(option, "--seconds"))
             seconds = atof(argv[++i]);
     }
-    if (given < MODULES)
+    if (given < MODULES && given != MESH)
         return 2;
+    with_mesh = given == MODULES;
     VkInstance instance = make_device();
-    uint32_t commands_of[PIPELINES][4];
-    for (uint32_t i = 0; i < PIPELINES; i++)
-        memcpy(commands_of[i], (uint32_t[]){VERTICES * (i + 1), 1, 0, 0}, sizeof(commands_of[i]));
-    vertices = make_buffer(4096, commands_of, sizeof(commands_of));
+    draw_mesh = (PFN_vkCmdDrawMeshTasksEXT)vkGetDeviceProcAddr(device, "vkCmdDrawMeshTasksEXT");
+    draw_mesh_indirect = (PFN_vkCmdDrawMeshTasksIndirectEXT)vkGetDeviceProcAddr(device, "vkCmdDrawMeshTasksIndirectEXT");
+    draw_mesh_counted = (PFN_vkCmdDrawMeshTasksIndirectCountEXT)vkGetDeviceProcAddr(device, "vkCmdDrawMeshTasksIndirectCountEXT");
+    static uint32_t content[1024] = {[COUNT_AT / 4] = 1};
+    for (uint32_t i = 0; i < PIPELINES; i++) {
+        memcpy(&content[4 * i], (uint32_t[]){VERTICES * (i + 1), 1, 0, 0}, 16);
+        memcpy(&content[GROUPS_AT / 4 + 3 * i], (uint32_t[]){VERTICES * (i + 1), 1, 1}, 12);
+    }
+    vertices = make_buffer(sizeof(content), content, sizeof(content));
     make_image();
-    for (int i = 0; i < MODULES; i++)
+    for (int i = 0; i < given; i++)
         modules[i] = read_module(paths[i], entries ? entry_names[i] : "main");
     make_compute();
     VkCommandPoolCreateInfo pool_info = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,

@@ -44,6 +44,9 @@ def test_devices_agree_and_have_functions_of_their_own(vulkan: dict[str, Mesa], 
     launches = [entry.name for entry in together.entries if entry.action is Action.LAUNCH]
     assert launches.count("vkCmdDispatchBase") == 2
     assert "vkCmdDispatch" not in launches, "it calls vkCmdDispatchBase"
+    assert [entry.action for entry in together.entries].count(Action.OPERATION) == 2
+    assert together.operations
+    assert {name for _, name in together.operations.names} == {"blorp blit", "blorp clear", "blorp copy"}
     draws = [entry.name for entry in together.entries if entry.action is Action.DRAW]
     assert draws.count("vkCmdDraw") == draws.count("vkCmdDrawIndexed") == 2
 
@@ -54,7 +57,7 @@ def test_returns_are_instructions_that_return(vulkan: dict[str, Mesa], release: 
     mesa = vulkan[release]
     assert calibrate(mesa, tmp_path / "layout", "bmg").returncode == 0
     layout = Layout.from_json((tmp_path / "layout").read_text())
-    for made_by, made in MADE_BY.items():
+    for made_by, made in (*MADE_BY.items(), (Action.UPLOAD, Action.UPLOADED)):
         (start,) = (entry.address for entry in layout.entries if entry.action is made_by)
         found = {entry.address for entry in layout.entries if entry.action is made}
         words = ["objdump", "-d", "--no-show-raw-insn", f"--start-address={start}", f"--stop-address={start + 0x900}"]
@@ -88,6 +91,21 @@ def test_commands_of_an_unknown_kind_are_refused(vulkan: dict[str, Mesa], tmp_pa
     assert done.returncode == 1
     assert "its commands for a dispatch are of a kind that iaprof does not know" in done.stderr
     assert not (tmp_path / "layout").exists()
+
+
+def test_kernels_that_no_command_has_are_not_recorded(vulkan: dict[str, Mesa], tmp_path: Path) -> None:
+    # given: a driver whose commands for fragment shaders begin with another number, as those of a later GPU may
+    mesa = vulkan["unstable"]
+    old, new = (number.to_bytes(4, "little") for number in (0x7820000A, 0x7821000A))
+    with changed(mesa, old, new) as library:
+        # when
+        done = calibrate(mesa, tmp_path / "layout", "bmg", library)
+    # then
+    assert done.returncode == 0, done.stderr
+    assert "its operations do not lead to their kernels" in done.stdout
+    assert "draws are not recorded" in done.stdout
+    layout = Layout.from_json((tmp_path / "layout").read_text())
+    assert not layout.has_operations and not layout.has_draws and layout.operations is None
 
 
 def test_lanes_that_walkers_do_not_prove_are_unknown(vulkan: dict[str, Mesa], tmp_path: Path) -> None:

@@ -17,14 +17,15 @@ import pytest
 from driver.test_vulkan_recording import WINDOW, calibrated, record_command, record_running
 from driver.vulkan import DEVICES, RELEASES, Mesa, Primitive, Walker, read_primitives, read_walkers
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.wire.launches import LaunchFlags
 from integration.recording import IAPROF
 from standin.hardware import Ledger
 
 pytestmark = pytest.mark.bpf
 __all__ = ["calibrated"]  # a fixture
 
-PIPELINES = (30, 60, 90, 120)  # of draw.c; also the number of vertices
-STAGES = ("vertex", "tessellation control", "tessellation evaluation", "geometry", "fragment")
+STAGES = ("vertex", "tessellation control", "tessellation evaluation", "geometry", "fragment", "task", "mesh")
+WITHOUT_MESH = STAGES[:5]
 _DRAW = re.compile(";(draw_\\d+|dispatch_7);")
 
 
@@ -41,14 +42,24 @@ class Drawing:
 
     @property
     def launches(self) -> list[dict[str, Any]]:
-        """The program's rows."""
+        """The program's rows, without the driver's own."""
+        return [row for row in self.rows if not row["flags"] & LaunchFlags.OWN]
+
+    @property
+    def own(self) -> list[dict[str, Any]]:
+        """The driver's own rows."""
+        return [row for row in self.rows if row["flags"] & LaunchFlags.OWN]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows."""
         rows = CaptureReader(self.capture).table("launch").to_pylist()
         return [row for row in rows if row["pid"] == self.told["pid"]]
 
     @property
     def program_s(self) -> list[Primitive]:
         """Those primitives that the program asked for: the driver's own have no vertex shader."""
-        return [primitive for primitive in self.primitives if primitive.kernels[0] is not None]
+        return [primitive for primitive in self.primitives if not primitive.is_own]
 
 
 def record(mesa: Mesa, device: str, folder: Path, *options: str | int) -> Drawing:
@@ -86,13 +97,14 @@ def by_stage(counts: Counter[tuple[str, int]]) -> Counter[str]:
 
 
 def reported_by_stage(capture: Path) -> Counter[str]:
-    """The same, as `iaprof top` counts launches."""
+    """The same, as `iaprof top` counts launches, without the driver's own."""
     done = subprocess.run(
         [*IAPROF, "top", str(capture), "--json", "--limit=0"], capture_output=True, text=True, check=True
     )
     sums: Counter[str] = Counter()
     for entry in json.loads(done.stdout)["entries"]:
-        sums[re.sub(" [^ ]*( .code .*)?$", "", entry["kernel"])] += entry["launches"]
+        if not entry["kernel"].startswith("blorp"):
+            sums[re.sub(" [^ ]*( .code .*)?$", "", entry["kernel"])] += entry["launches"]
     return +sums
 
 
@@ -100,8 +112,16 @@ def reported_by_stage(capture: Path) -> Counter[str]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "options",
-    [("--names",), ("--anew", "--indirect"), ("--bind",)],
-    ids=lambda options: options[0],
+    [
+        *[
+            ("--names",),
+            ("--anew", "--indirect"),
+            ("--bind",),
+            ("--mesh", "--names"),
+            ("--mesh", "--anew", "--indirect"),
+        ],
+    ],
+    ids="".join,
 )
 def test_every_draw_is_recorded_with_each_of_its_shaders(
     calibrated: dict[str, Mesa], release: str, device: str, options: tuple[str, ...], tmp_path: Path
@@ -110,7 +130,7 @@ def test_every_draw_is_recorded_with_each_of_its_shaders(
     # then: rows are what was recorded once, and executed twice
     found = in_capture(drawn.launches)
     assert {key: 2 * count for key, count in found.items()} == in_batches(drawn.program_s, drawn.walkers)
-    assert {stage for stage, _ in found} == {*STAGES, "compute"}
+    assert {stage for stage, _ in found} == {*(STAGES if "--mesh" in options else WITHOUT_MESH), "compute"}
     # and reports have as many
     reported = reported_by_stage(drawn.capture)
     assert reported == by_stage(in_batches(drawn.program_s, drawn.walkers))
@@ -129,8 +149,9 @@ def test_every_draw_is_recorded_with_each_of_its_shaders(
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_stages_have_the_names_of_their_entry_points(calibrated: dict[str, Mesa], release: str, tmp_path: Path) -> None:
-    drawn = record(calibrated[release], "ptl", tmp_path, "--entries")
-    entries = dict(zip((*STAGES, "compute"), ("vert", "ctrl", "eval", "geom", "frag", "disp"), strict=True))
+    drawn = record(calibrated[release], "ptl", tmp_path, "--entries", "--mesh")
+    names = ("vert", "ctrl", "eval", "geom", "frag", "task", "mesh", "disp")
+    entries = dict(zip((*STAGES, "compute"), names, strict=True))
     expected = {
         (f"{stage} {entries[stage]}" if stage != "compute" else "disp", kernel)
         for stage, kernel in in_batches(drawn.program_s, drawn.walkers)
@@ -156,8 +177,9 @@ def test_a_program_that_already_draws_is_recorded(calibrated: dict[str, Mesa], r
         "lnl", tmp_path, command, lambda: (tmp_path / "draws").exists() and len(read_primitives(tmp_path)) > 100
     )
     # then: each shader of each stage, and nothing else, with code, whole stacks, and the name of its code
-    rows = [row for row in capture.table("launch").to_pylist() if row["pid"] == pid]
-    drawn = [primitive for primitive in read_primitives(tmp_path) if primitive.kernels[0] is not None]
+    launches = capture.table("launch").to_pylist()
+    rows = [row for row in launches if row["pid"] == pid and not row["flags"] & LaunchFlags.OWN]
+    drawn = [primitive for primitive in read_primitives(tmp_path) if not primitive.is_own]
     shaders = in_batches(drawn, read_walkers(tmp_path))
     assert in_capture(rows).keys() == shaders.keys()
     assert all(re.fullmatch(".* [0-9a-f]{8}", row["name"]) for row in rows)
@@ -202,11 +224,14 @@ def test_a_hundred_thousand_draws_are_counted_and_few_are_walked(
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_what_the_driver_draws_itself_is_at_no_shader_of_the_program(
-    calibrated: dict[str, Mesa], release: str, tmp_path: Path
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_the_driver_draws_itself_is_recorded_as_its_own(
+    calibrated: dict[str, Mesa], release: str, device: str, tmp_path: Path
 ) -> None:
-    drawn = record(calibrated[release], "bmg", tmp_path)
-    own = {primitive.kernels[-1] for primitive in drawn.primitives} - {None}
-    own -= {primitive.kernels[-1] for primitive in drawn.program_s}
-    assert own, "it clears"
-    assert not own & {row["address"] - WINDOW for row in drawn.launches}
+    drawn = record(calibrated[release], device, tmp_path, "--rounds", 3, "--submits", 2)
+    own = Counter(primitive.fragment for primitive in drawn.primitives if primitive.is_own)
+    assert own.total() == 6, "it clears once a round"
+    assert {row["name"] for row in drawn.own} == {"blorp clear"}
+    assert {
+        address: 2 * count for address, count in Counter(row["address"] - WINDOW for row in drawn.own).items()
+    } == own

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from driver.vulkan import DEVICES, RELEASES, SHADERS, Mesa, Run, read_run, read_walkers, walkers_of
+from driver.vulkan import DEVICES, RELEASES, SHADERS, Mesa, Run, read_primitives, read_run, read_walkers, walkers_of
 from iaprof.bpf.driver_layout import CACHE, find_layout
 from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import BARE, IAPROF
@@ -289,7 +289,11 @@ def test_llama_cpp_s_backend_is_recorded_with_the_names_of_its_kernels(
     # then: as often as the batches say, and each of the graph's seven operations once a round
     walkers = Counter(walker.kernel for walker in read_walkers(tmp_path))
     launches = reported_launches(tmp_path / "capture")
+    own = {name: launches.pop(name) for name in list(launches) if name.startswith("blorp")}
     assert Counter(launches.values()) == Counter(walkers.values()) == {20: 7}
+    # and what it has the driver copy
+    primitives = Counter(primitive.fragment for primitive in read_primitives(tmp_path))
+    assert Counter(own.values()) == Counter(primitives.values())
     assert {"soft_max_f32", "silu_f32", "rms_norm_f32"} < {re.sub(" .code .*", "", name) for name in launches}
 
 

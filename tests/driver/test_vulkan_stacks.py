@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks of dispatches and draws on Mesa: each is the one that gdb sees there."""
+"""Stacks of dispatches, draws and the driver's own operations on Mesa: each is the one that gdb sees there."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_stacks_are_gdb_s(calibrated: dict[str, Mesa], release: str, program: st
     # given: a program that changes its shaders from draw to draw, so that each has a stack of its own, under gdb
     mesa = calibrated[release]
     if program == "draw":
-        command = mesa.draw_command("bmg", tmp_path, "--secondary", "--names", "--draws", 1, "--rounds", 3)
+        command = mesa.draw_command("bmg", tmp_path, "--secondary", "--mesh", "--names", "--draws", 1, "--rounds", 3)
     else:
         command = mesa.command("bmg", tmp_path, "--secondary", "--dispatches", 2, "--rounds", 3)
     start = next(number for number, word in enumerate(command) if program in Path(word).name and "=" not in word)
-    places = behind_probes(mesa.library, (Action.LAUNCH, Action.DRAW))
+    places = behind_probes(mesa.library, (Action.LAUNCH, Action.DRAW, Action.OPERATION))
     words, settings = under_gdb(command[start:], tmp_path / "stops", {mesa.library: list(places)})
     for setting in command[1:start]:
         words[1:1] = ["-ex", f"set environment {setting}"]

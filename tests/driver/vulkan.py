@@ -24,6 +24,7 @@ from pathlib import Path
 from driver.driver import FLAGS, HERE, LIBRARIES, LINK
 from iaprof.bpf.probes.library_file import LibraryFile
 
+MODULES = HERE.parents[1] / "record" / "calibrate" / "modules"
 DEVICES = {"bmg": "e20b", "lnl": "64a0", "ptl": "b080"}  # PCI ids
 RELEASES = ("unstable", "trixie")
 SHADERS = (1, 2, 3, 4)  # of the program: number n is dispatched by dispatch_n, in n groups
@@ -41,11 +42,22 @@ class Walker:
 
 @dataclass(frozen=True)
 class Primitive:
-    """A 3DPRIMITIVE in a submitted batch."""
+    """A 3DPRIMITIVE or 3DMESH_3D in a submitted batch."""
 
     pid: int
-    vertices: int  # 0 of an indirect draw
-    kernels: tuple[int | None, ...]  # vertex to fragment, as driver_layout.STAGES: offsets from the instruction base
+    vertices: int  # or groups; 0 of an indirect draw
+    # Vertex to fragment, task, mesh, as driver_layout.STAGES without compute: offsets from the instruction base.
+    kernels: tuple[int | None, ...]
+
+    @property
+    def fragment(self) -> int | None:
+        """The kernel of the fragment shader."""
+        return self.kernels[4]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the driver's own, which has a fragment shader alone, or none at all."""
+        return self.kernels[0] is None and self.kernels[-1] is None
 
 
 @dataclass(frozen=True)
@@ -116,12 +128,21 @@ class Mesa:
         return [str(word) for word in ("env", *settings, self.program, *options, *shaders)]
 
     def draw_command(self, device: str, folder: Path, *options: str | int) -> list[str]:
-        """The same of the program that draws, draw.c."""
+        """The same of the program that draws, draw.c; with --mesh, which it does not get, it has mesh shaders."""
         names = ("vertex", "fragment", "geometry", "control", "evaluation", "special")
         shaders = [self.prepared / "shaders" / f"{name}.spv" for name in names]
         settings = [f"{name}={value}" for name, value in self.settings(device, folder).items()]
         program = self.program.with_name(f"draw-{self.release}")
+        if "--mesh" in options:
+            options = tuple(option for option in options if option != "--mesh")
+            shaders += [MODULES / f"{name}.spv" for name in ("mesh", "task")]
         return [str(word) for word in ("env", *settings, program, *options, *shaders)]
+
+    def operate_command(self, device: str, folder: Path, *options: str | int) -> list[str]:
+        """The same of the program that copies and clears, operate.c."""
+        settings = [f"{name}={value}" for name, value in self.settings(device, folder).items()]
+        program = self.program.with_name(f"operate-{self.release}")
+        return [str(word) for word in ("env", *settings, program, *options)]
 
     def ggml_command(self, device: str, folder: Path, rounds: int) -> list[str]:
         """The command line of the program in ggml.c, which only unstable has; ggml names its pipelines."""
@@ -197,8 +218,9 @@ def _build(release: str, prepared: Path, standin: Path, folder: Path) -> Mesa:
     places = (f"-Wl,-rpath,{mesa.libraries}", f"-Wl,--dynamic-linker,{mesa.libraries / 'ld-linux-x86-64.so.2'}")
     sources = (f"-I{prepared / 'include'}", str(HERE / "compute.c"), str(mesa.libraries / "libvulkan.so.1"))
     _compile([*FLAGS, *LINK, *places, *sources], program)
-    sources = (sources[0], str(HERE / "draw.c"), sources[2])
-    _compile([*FLAGS, *LINK, *places, *sources], program.with_name(f"draw-{release}"))
+    for other in ("draw", "operate"):
+        sources = (sources[0], str(HERE / f"{other}.c"), sources[2])
+        _compile([*FLAGS, *LINK, *places, *sources], program.with_name(f"{other}-{release}"))
     if release == "unstable":
         ggml = [str(mesa.libraries / f"lib{name}.so.0") for name in ("ggml", "ggml-base")]
         _compile([*FLAGS, *LINK, *places, f"-I{prepared / 'include'}", str(HERE / "ggml.c"), *ggml], folder / "ggml")

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the Vulkan programs of this folder have in common: a device with a queue, modules, buffers and command buffers. */
+ * What the Vulkan programs of this folder have in common: a device with a queue, modules, buffers and command buffers. Not each uses
+ * all of it. */
 #ifndef DRIVER_VULKAN_PROGRAM_H
 #define DRIVER_VULKAN_PROGRAM_H
 
@@ -22,6 +23,7 @@
     } while (0)
 
 static VkDevice device;
+static bool with_mesh; /* set before make_device: mesh shaders are wanted */
 static VkQueue queue;
 
 static double now(void)
@@ -32,7 +34,7 @@ static double now(void)
 }
 
 /* `entry` is what its entry point `main` is called instead, with as many letters. */
-static VkShaderModule read_module(const char *path, const char *entry)
+__attribute__((unused)) static VkShaderModule read_module(const char *path, const char *entry)
 {
     static uint32_t code[1 << 18];
     FILE *file = fopen(path, "rb");
@@ -55,7 +57,8 @@ static VkBuffer make_buffer(VkDeviceSize size, const void *content, size_t bytes
 {
     VkBufferCreateInfo info = {.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
                                .size = size,
-                               .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_INDIRECT_BUFFER_BIT};
+                               .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_INDIRECT_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
+                                        VK_BUFFER_USAGE_TRANSFER_DST_BIT};
     VkBuffer made;
     VkDeviceMemory memory;
     VkMemoryRequirements requirements;
@@ -77,7 +80,7 @@ static VkBuffer make_buffer(VkDeviceSize size, const void *content, size_t bytes
 }
 
 /* Makes a descriptor set of a compute shader whose two bindings are a buffer, and the layout of its pipeline. */
-static VkDescriptorSet make_set(VkBuffer buffer, VkPipelineLayout *layout)
+__attribute__((unused)) static VkDescriptorSet make_set(VkBuffer buffer, VkPipelineLayout *layout)
 {
     VkDescriptorSetLayoutBinding bindings[2] = {{0, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL},
                                                 {1, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL}};
@@ -133,11 +136,16 @@ static VkInstance make_device(void)
     float priority = 1;
     VkDeviceQueueCreateInfo queue_info = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1, .pQueuePriorities = &priority};
     VkPhysicalDeviceVulkan13Features features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES, .dynamicRendering = VK_TRUE, .subgroupSizeControl = VK_TRUE};
+    VkPhysicalDeviceMeshShaderFeaturesEXT mesh = {
+        .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MESH_SHADER_FEATURES_EXT, .pNext = &features, .taskShader = VK_TRUE, .meshShader = VK_TRUE};
+    const char *mesh_shader = VK_EXT_MESH_SHADER_EXTENSION_NAME;
     VkPhysicalDeviceFeatures more = {.geometryShader = VK_TRUE, .tessellationShader = VK_TRUE};
     VkDeviceCreateInfo info = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
-                               .pNext = &features,
+                               .pNext = with_mesh ? (void *)&mesh : &features,
                                .queueCreateInfoCount = 1,
                                .pQueueCreateInfos = &queue_info,
+                               .enabledExtensionCount = with_mesh,
+                               .ppEnabledExtensionNames = &mesh_shader,
                                .pEnabledFeatures = &more};
     CHECK(vkCreateDevice(physical, &info, NULL, &device));
     vkGetDeviceQueue(device, 0, 0, &queue);

@@ -15,6 +15,7 @@ from driver.test_vulkan_draws import by_stage, in_batches, reported_by_stage
 from driver.test_vulkan_recording import calibrated, reported_launches
 from driver.vulkan import DEVICES, RELEASES, Mesa, read_primitives, read_walkers
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.wire.launches import LaunchFlags
 from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware
 
@@ -62,10 +63,16 @@ def test_every_dispatch_of_a_python_program_is_recorded_with_its_stack(
     # then
     walkers = Counter(walker.kernel for walker in read_walkers(tmp_path))
     capture = CaptureReader(tmp_path / "capture")
-    recorded = Counter(row["address"] - WINDOW for row in capture.table("launch").to_pylist())
-    assert set(recorded) == set(walkers)
+    rows = capture.table("launch").to_pylist()
+    assert {row["address"] - WINDOW for row in rows if not row["flags"] & LaunchFlags.OWN} == set(walkers)
     assert sum(walkers.values()) >= ROUNDS[program]
-    assert Counter(reported_launches(tmp_path / "capture").values()) == Counter(walkers.values())
+    launches = reported_launches(tmp_path / "capture")
+    own = {name: launches.pop(name) for name in list(launches) if name.startswith("blorp")}
+    assert Counter(launches.values()) == Counter(walkers.values())
+    # and what the program has the driver copy and clear
+    primitives = Counter(primitive.fragment for primitive in read_primitives(tmp_path))
+    del primitives[None]
+    assert Counter(own.values()) == Counter(primitives.values())
     # and the stacks say which function of the script it was
     report = subprocess.run([*IAPROF, "report", str(tmp_path / "capture")], capture_output=True, text=True, check=True)
     kernel = ENTRIES.get(program, "compute")  # a program's entry point, if it is not called `main`
@@ -101,12 +108,18 @@ def test_every_draw_of_vkmark_is_recorded(
         environment = on_gpus(mesa, hardware, device, VK_DRIVER_FILES=str(mesa.manifest))
         done = subprocess.run([*words, *vkmark], env=environment, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
-    # then: each shader as often as the batches have it, and the driver's own, which clear, at no shader of vkmark's
-    primitives = [primitive for primitive in read_primitives(tmp_path) if primitive.kernels[0] is not None]
+    # then: each shader as often as the batches have it, and the driver's own, which clear
+    drawn = read_primitives(tmp_path)
+    primitives = [primitive for primitive in drawn if not primitive.is_own]
     truth = in_batches(primitives, read_walkers(tmp_path))
     assert sum(truth.values()) > 100
     assert reported_by_stage(tmp_path / "capture") == by_stage(truth)
     capture = CaptureReader(tmp_path / "capture")
-    recorded = {row["address"] - WINDOW for row in capture.table("launch").to_pylist()}
+    rows = capture.table("launch").to_pylist()
+    recorded, own = (
+        {row["address"] - WINDOW for row in rows if bool(row["flags"] & LaunchFlags.OWN) is is_own}
+        for is_own in (False, True)
+    )
     assert recorded == {kernel for _, kernel in truth}
+    assert own == {primitive.fragment for primitive in drawn if primitive.is_own} - {None}
     assert capture.table("loss").to_pylist() == []

@@ -8,8 +8,8 @@
  *   STANDIN_WALKERS   a file to which a line is appended for each COMPUTE_WALKER in a submitted batch:
  *                     "PID KERNEL SIMD X Y Z", with the kernel's offset from the instruction base, in hexadecimal, the SIMD width,
  *                     and the numbers of thread groups. That is the truth about what was submitted.
- *   STANDIN_DRAWS     a file to which a line is appended for each 3DPRIMITIVE: "PID VERTICES VS HS DS GS PS", with the numbers of
- *                     vertices and the offsets of the kernels that are on, or '-'. Mesa itself draws to clear and to copy
+ *   STANDIN_DRAWS     a file to which a line is appended for each 3DPRIMITIVE and 3DMESH_3D: "PID VERTICES VS HS DS GS PS TS MS",
+ *                     with the numbers of vertices, or of groups, and the offsets of the kernels that are on, or '-'. Mesa itself draws to clear and to copy
  *   STANDIN_DIR       the folder of the stand-in's GPU (gpu.c), which then executes each of these kernels, and stalls in it. In its
  *                     ledger the stack of a launch is "dispatch_X", with the number of thread groups,
  *                     or "draw_X", with that of vertices
@@ -437,12 +437,13 @@ static void walker(const uint32_t *words, const uint32_t *groups)
 }
 
 /* Which kernels draw: the commands that say so stay in force. The words of each command are those of Xe2's and Xe3's. */
-enum { VS, HS, DS, GS, PS, STAGES, PS_EXTRA };
+enum { VS, HS, DS, GS, PS, TS, MS, STAGES, PS_EXTRA, TS_ON, MS_ON, MOST_STAGES };
 static const struct {
     uint32_t command, length, start, on, bit; /* words: where the kernel begins, and where it is said to be on */
 } stages[] = {[VS] = {0x7810, 9, 1, 7, 0},  [HS] = {0x781b, 8, 3, 2, 31}, [DS] = {0x781d, 11, 1, 7, 0},
-              [GS] = {0x7811, 10, 1, 7, 0}, [PS] = {0x7820, 12, 1, 0, 0}, [PS_EXTRA] = {0x784f, 2, 0, 1, 31}};
-enum { PRIMITIVE = 0x7b00, PRIMITIVE_WORDS = 10 };
+              [GS] = {0x7811, 10, 1, 7, 0}, [PS] = {0x7820, 12, 1, 0, 0}, [PS_EXTRA] = {0x784f, 2, 0, 1, 31},
+              [TS] = {0x787d, 7, 1, 0, 0},  [MS] = {0x787a, 8, 1, 0, 0},  [TS_ON] = {0x787c, 3, 0, 1, 31}, [MS_ON] = {0x7877, 3, 0, 1, 31}};
+enum { PRIMITIVE = 0x7b00, PRIMITIVE_WORDS = 10, MESH_PRIMITIVE = 0x7b02, INDIRECT = 1 << 10, INDIRECT_DRAW = 0x7c00 };
 static uint32_t kernels[STAGES];
 static bool on[STAGES];
 
@@ -450,14 +451,16 @@ static void set_stage(unsigned stage, const uint32_t *words)
 {
     static bool valid, dispatched;
     bool is_on = words[stages[stage].on] >> stages[stage].bit & 1;
-    if (stage != PS_EXTRA)
+    if (stage < STAGES)
         kernels[stage] = words[stages[stage].start] & ~63u;
     if (stage == PS) { /* it has two kernels; the lowest bit says whether one is on */
         dispatched = (words[1] | words[8]) & 1;
         kernels[PS] = (words[1] & 1 ? words[1] : words[8]) & ~63u;
     } else if (stage == PS_EXTRA)
         valid = is_on;
-    else
+    else if (stage >= TS_ON)
+        on[stage == TS_ON ? TS : MS] = is_on;
+    else if (stage < TS)
         on[stage] = is_on;
     on[PS] = valid && dispatched;
 }
@@ -519,11 +522,15 @@ static void walk_batch(uint64_t address)
             uint32_t command = words[0] >> 16;
             if (command == STATE_BASE_ADDRESS && length >= 12 && read_gpu(address, words, 48) && words[10] & 1)
                 instruction_base = (words[10] & ~0xfffu) | (uint64_t)words[11] << 32;
-            for (unsigned stage = 0; stage <= PS_EXTRA; stage++)
+            for (unsigned stage = 0; stage < MOST_STAGES; stage++)
                 if (stage != STAGES && command == stages[stage].command && read_gpu(address, words, stages[stage].length * 4))
                     set_stage(stage, words);
             if (command == PRIMITIVE && read_gpu(address, words, 12))
                 primitive(words[2]);
+            if (command == MESH_PRIMITIVE && read_gpu(address, words, 16))
+                primitive(words[0] & INDIRECT ? 0 : words[1] * words[2] * words[3]);
+            if (command == INDIRECT_DRAW) /* EXECUTE_INDIRECT_DRAW, of either kind: its arguments, of one draw, are in memory */
+                primitive(0);
             if (command == COMPUTE_WALKER && length == WALKER_WORDS && read_gpu(address, words, length * 4))
                 walker(words, words + 7);
             if (command == INDIRECT_DISPATCH && length == INDIRECT_WORDS && read_gpu(address, words, length * 4) &&

@@ -20,3 +20,7 @@ cp "$shaders/table.spv" "$here/checked.spv"
 for stage in vertex control evaluation geometry fragment; do
     cp "$shaders/$stage.spv" "$here"
 done
+# Mesh shaders: the .mesh and .task beside this file, with glslangValidator 12.0 of Debian 12's glslang-tools, which has to be installed.
+for stage in mesh task; do
+    glslangValidator -V --target-env vulkan1.3 -o "$here/$stage.spv" "$here/$stage.$stage"
+done

@@ -13,7 +13,16 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 import elf_sections
-from iaprof.bpf.driver_layout import MAX_BOUND_OFFSET, MAX_ENTRIES, Action, Entry, Field, Layout, LayoutError
+from iaprof.bpf.driver_layout import (
+    MAX_BOUND_OFFSET,
+    MAX_ENTRIES,
+    Action,
+    Entry,
+    Field,
+    Layout,
+    LayoutError,
+    Operations,
+)
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.probes.packed_layout import packed_entry, packed_layout
 from iaprof.bpf.structs import ENTRY, LAYOUT
@@ -33,6 +42,7 @@ LAYOUT_26 = Layout(
         Entry("vkDestroyPipeline", Action.SHADER_GONE, 0x53C8D7, 1),
         Entry("vkCmdExecuteCommands", Action.INCLUDE, 0x2F3A04, 2, 1),
         Entry("vkQueueSubmit2", Action.SUBMIT, 0x515520, 2, 1),
+        Entry("blorp_exec", Action.OPERATION, 0x2E50F4, 1),
     ),
     address=(Field((0xB8,), bits=32),),
     size=Field((0xC0,), bits=32),
@@ -49,6 +59,7 @@ LAYOUT_26 = Layout(
     kind=(0x48, 1, 0),
     stage=0x48,
     simd=0xD0,
+    operations=Operations(0x48, 0x774, 0x790, 0x1C, 0, ((0, "blorp blit"), (1, "blorp copy"), (30, "blorp clear"))),
 )
 
 
@@ -97,8 +108,17 @@ def test_a_file_without_call_frames_has_no_returns(damage: bytes | None, tmp_pat
 def test_a_layout_is_as_it_was_written() -> None:
     assert Layout.from_json(LAYOUT_26.to_json()) == LAYOUT_26
     assert LAYOUT_26.has_lists and not LAYOUT_26.has_own_kernels
-    assert len(packed_layout(LAYOUT_26)) == LAYOUT.itemsize
+    assert LAYOUT_26.has_operations
+    packed = packed_layout(LAYOUT_26)
+    assert len(packed) == LAYOUT.itemsize
+    at = LAYOUT.fields["operation_names"][1] if LAYOUT.fields else 0
+    names = [packed[at + 16 * number : at + 16 * number + 16].rstrip(b"\0").decode() for number in range(32)]
+    assert (names[0], names[1], names[30]) == ("blorp blit", "blorp copy", "blorp clear")
+    assert {*names[2:30], names[31]} == {"blorp"}, "the last one is that of all numbers from there on"
     assert {len(packed_entry(LAYOUT_26, entry, 0)) for entry in LAYOUT_26.entries} == {ENTRY.itemsize}
+
+
+OPERATIONS: dict[str, Any] = {"function": 72, "kernel": 8, "data": 16, "size": 28, "kind": 0, "names": [[0, "blorp"]]}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +142,21 @@ def test_a_layout_is_as_it_was_written() -> None:
         {"stages": [8]},
         {"stages": [8, 1 << 16]},
         {"kind": [8, 1]},
+        {"operations": None},
+        {"operations": {"function": 8}},
+        *(
+            {"operations": OPERATIONS | other}
+            for other in (
+                {"kernel": 1 << 16},
+                {"data": -8},
+                {"names": [[31, "blorp"]]},
+                {"names": [[-1, "blorp"]]},
+                {"names": [[0, ""]]},
+                {"names": [[0, "a" * 16]]},
+                {"names": [[0, "a\nb"]]},
+                {"names": [[0]]},
+            )
+        ),
         {"kind": [-8, 1, 0]},
         {"pipeline": -8},
         {"pipeline": 1 << 16},
@@ -167,6 +202,8 @@ DEVICE: dict[str, Any] = {
     "bound": [[0xC260]],
 }
 
+FOUND: dict[str, Any] = OPERATIONS | {"names": [[0, "copy"], [4, "blit"]], "places": [1, 2]}
+
 
 @pytest.mark.parametrize(
     "told",
@@ -184,6 +221,11 @@ DEVICE: dict[str, Any] = {
         {"devices": [DEVICE | {"drawn": 7}]},
         {"devices": [DEVICE | {"stages": [8]}]},
         {"devices": [DEVICE | {"kind": [8, None, 1]}]},
+        {"devices": [DEVICE | {"operations": {}}]},
+        {"devices": [DEVICE | {"operations": FOUND | {"names": [[1, "Copy\n"]]}}]},
+        {"devices": [DEVICE | {"operations": FOUND | {"places": [1]}}]},
+        {"devices": [DEVICE | {"operations": FOUND | {"places": [-1, 1]}}]},
+        {"devices": [DEVICE | {"operations": FOUND | {"size": math.inf}}]},
     ],
     ids=lambda told: str(told)[:60],
 )
@@ -228,7 +270,7 @@ def answers(code: tuple[Code, dict[str, int]], *devices: dict[str, Any]) -> Sequ
 def test_a_layout_has_the_functions_of_all_devices(code: tuple[Code, dict[str, int]]) -> None:
     places = code[1]
     second = {"functions": {"vkCmdDispatchBase": places["second"], "vkDestroyPipeline": places["vkDestroyPipeline"]}}
-    layout, _ = vulkan_layout("ab" * 8, code[0], answers(code, {}, second))
+    layout, *_ = vulkan_layout("ab" * 8, code[0], answers(code, {}, second))
     names = [entry.name for entry in layout.entries]
     assert names == ["vkCmdDispatchBase", "vkCmdDispatchBase", "vkDestroyPipeline", "vkQueueSubmit2"]
     assert layout.bound == (0xC260,)
@@ -238,7 +280,7 @@ def test_a_function_that_only_calls_another_has_no_probe(code: tuple[Code, dict[
     functions = {**answers(code, {})[0].functions, "vkCmdDispatch": code[1]["second"]}
     for forwarding, count in (["vkCmdDispatch"], 0), ([], 1):
         told = {"functions": functions, "forwarding": forwarding}
-        layout, _ = vulkan_layout("ab" * 8, code[0], answers(code, told))
+        layout, *_ = vulkan_layout("ab" * 8, code[0], answers(code, told))
         assert [entry.name for entry in layout.entries].count("vkCmdDispatch") == count
 
 
@@ -278,12 +320,35 @@ def test_without_agreement_on_draws_dispatches_are_recorded_alone(
 ) -> None:
     functions = {**answers(code, {})[0].functions, "vkCmdDraw": code[1]["second"]}
     both = {"functions": functions}
-    layout, no_draws = vulkan_layout("ab" * 8, code[0], answers(code, both | DRAWS, both | DRAWS))
+    layout, no_draws, _ = vulkan_layout("ab" * 8, code[0], answers(code, both | DRAWS, both | DRAWS))
     assert (layout.has_draws, layout.drawn, no_draws) == (True, (8,), "")
-    layout, no_draws = vulkan_layout("ab" * 8, code[0], answers(code, both | DRAWS, both | other))
+    layout, no_draws, _ = vulkan_layout("ab" * 8, code[0], answers(code, both | DRAWS, both | other))
     assert (layout.has_draws, layout.drawn, layout.stages) == (False, (), (0, 0))
     assert no_draws.startswith(why)
     assert [entry.name for entry in layout.entries] == ["vkCmdDispatchBase", "vkDestroyPipeline", "vkQueueSubmit2"]
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"operations": {"kernel": 8}}, "devices disagree on how its operations lead to their kernels"),
+        ({"operations": None, "no_own": "no\nway"}, "as 1, no\\x0away"),
+        ({"operations": None}, "as 1, its copies are unknown"),
+    ],
+    ids=str,
+)
+def test_without_agreement_on_its_own_operations_these_are_not_recorded(
+    code: tuple[Code, dict[str, int]], other: dict[str, Any], why: str
+) -> None:
+    found = FOUND | {"kernel": 16, "places": [code[1]["second"], code[1]["vkQueueSubmit2"]]}
+    second = other | {"operations": found | other["operations"] if other["operations"] else None}
+    layout, _, no_own = vulkan_layout("ab" * 8, code[0], answers(code, {"operations": found}, {"operations": found}))
+    assert (layout.has_operations, no_own) == (True, "")
+    assert layout.operations
+    assert layout.operations.names == ((0, "blorp copy"), (4, "blorp blit"))
+    layout, _, no_own = vulkan_layout("ab" * 8, code[0], answers(code, {"operations": found}, second))
+    assert (layout.has_operations, layout.operations) == (False, None)
+    assert no_own == why
 
 
 @pytest.mark.parametrize("name", ["vkCmdDispatchBase", "vkDestroyPipeline"])

@@ -304,6 +304,8 @@ def test_libraries_and_how_their_launches_are_recorded() -> None:
     assert level is Level.OK and text.startswith(
         "dispatches and draws by attaching (Mesa 26.2.6); copies and fills are not"
     )
+    level, text, _ = check(replace(vulkan, draws=True, own_kernels=True), version="26.2.6")
+    assert level is Level.OK and "copies and fills are recorded as launches of the driver's own kernels" in text
     unknown = Outcome("/a/libvulkan_intel.so", 0, "it is unknown", build_id="ab")
     for each, expected in (unknown, Level.WARNING), (replace(unknown, unused=True), Level.OK):
         assert check(each) == (expected, "it is unknown", "sudo iaprof calibrate /a/libvulkan_intel.so")
