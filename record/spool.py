@@ -347,7 +347,7 @@ class SpoolReader:
     def _payload(self, length: int, size: int, check: int) -> bytes | None:
         """Reads `length` bytes, and decompresses them if `size` differs; None if they are not as they were written."""
         stored = self._file.read(length)
-        if len(stored) < length or isal_zlib.crc32(stored) != check or size > MAX_PAYLOAD:
+        if len(stored) < length or isal_zlib.crc32(stored) != check or not length <= size <= MAX_PAYLOAD:
             return None
         if length == size:
             return stored

@@ -27,6 +27,7 @@ from iaprof.cli.interactive.view import View
 from iaprof.cli.live.state import LiveState
 from iaprof.cli.terminal.summary import say
 from iaprof.report.gpu.module import GpuModuleLoader
+from iaprof.report.join import records
 from iaprof.sandbox.privileges import give_up_privileges
 
 REFRESH_S = 1.0
@@ -70,7 +71,8 @@ def main(title: str, spool: str, terminal: str, printed: str, uid: str, gid: str
 
 
 def _import_the_rest() -> None:
-    """Imports what would be imported later: the user may be unable to read where it is installed."""
+    """Loads what would be loaded later: the user may be unable to read where it is installed."""
+    records.library()
     for name in _IMPORTED_LATE:
         importlib.import_module(name)
     cell_len("\u6f22")  # loads the widths of Unicode's characters

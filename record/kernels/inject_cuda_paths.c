@@ -222,7 +222,8 @@ static bool is_from(const struct path *path, const void *frame, const void *kern
 
 static bool is_answered(const struct thread *thread, const struct path *path)
 {
-    return __atomic_load_n(&slot_of(thread, path)->path, __ATOMIC_ACQUIRE) == path->asked.path;
+    /* Where there was no room to ask, the slot is not even read: that would take memory, too. */
+    return path->asked.path && __atomic_load_n(&slot_of(thread, path)->path, __ATOMIC_ACQUIRE) == path->asked.path;
 }
 
 /* Whether a launch from the path's frame would have its stack. */

@@ -16,6 +16,7 @@ mapping, which takes no lock, by process_vm_writev, which is told of missing pag
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 from iaprof.bpf.processes import TICK_NS, born_ns
 from iaprof.formats.wire.launches import LAUNCH, PYTHON_OFFSETS, LaunchFlags
 
-MOST_PROCESSES = 256  # each takes a descriptor
+MOST_PROCESSES = 64  # each takes three descriptors
 MOST_PATTERNS = 1 << 17
 ROW = np.dtype([("time", "<u8"), ("path", "<u4"), ("correlation", "<u4"), ("cpu", "<u4"), ("unused", "<u4")])
 """A launch: CLOCK_MONOTONIC ns, the number of its path, what CUPTI calls it, and its CPU."""
@@ -309,8 +310,13 @@ class _Memory:
 
     def new_rows(self, thread: int, first: int, rows: NDArray[np.void]) -> list[NDArray[np.void]]:
         """Returns those rows of a thread, from the row number `first` on, that have not come before."""
-        if thread >= THREADS or first >= _MOST_HEAD:
+        if thread >= THREADS:
             self._missing += len(rows)
+            return []
+        if first + len(rows) > self._head(thread):
+            # Right after the process became another program, they are of the one before, and `unsent_rows` gave them.
+            if time.monotonic_ns() - self.opened_ns > _ANEW_NS:
+                self._missing += len(rows)
             return []
         expected = self._next.get(thread, 0)
         self._next[thread] = max(first + len(rows), expected)
@@ -450,13 +456,14 @@ def _shared_memory(pid: int, descriptor: int, inode: int, born: int, allowance: 
     try:
         # Another process may have its number by now. Files of other file systems are not even taken: to close one may
         # wait for whoever serves it.
-        is_it = abs(born_ns(pid) - born) <= TICK_NS and _mount(f"/proc/{pid}/fdinfo/{descriptor}") == _mount_of_memory()
+        is_it = abs(born_ns(pid) - born) <= TICK_NS and _is_memory(f"/proc/{pid}", descriptor)
         fd = _libc.syscall(_PIDFD_GETFD, process, descriptor, 0) if is_it else -1  # Linux 5.6
         if fd < 0:
             raise OSError
-        if _mount(f"/proc/self/fdinfo/{fd}") != _mount_of_memory():  # the process has replaced it meanwhile
-            threading.Thread(target=os.close, args=(fd,), daemon=True).start()
-            fd = -1
+        if not _is_memory("/proc/self", fd):  # the process has replaced it meanwhile
+            other, fd = fd, -1
+            with contextlib.suppress(RuntimeError):  # there is no room for a thread: it stays open
+                threading.Thread(target=os.close, args=(other,), daemon=True).start()
             raise OSError
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # which only memory has
         if os.fstat(fd).st_ino != inode:
@@ -469,13 +476,21 @@ def _shared_memory(pid: int, descriptor: int, inode: int, born: int, allowance: 
         return None
 
 
-def _mount(fdinfo: str) -> str:
-    """Returns the number of the mount of a descriptor's file.
+def _is_memory(process: str, descriptor: int) -> bool:
+    """Whether a descriptor is of memory, as far as the kernel says without asking a file system.
 
     Raises:
         OSError: the process has ended, or has closed it.
     """
-    return next((line for line in Path(fdinfo).read_text().splitlines() if line.startswith("mnt_id:")), "")
+    # The name first: what the kernel says of other descriptors may be long, as of each file that an epoll waits for.
+    is_named_so = os.readlink(f"{process}/fd/{descriptor}").startswith("/memfd:")
+    return is_named_so and _mount(process, descriptor) == _mount_of_memory()
+
+
+def _mount(process: str, descriptor: int) -> str:
+    """Returns the number of the mount of a descriptor's file."""
+    about = Path(f"{process}/fdinfo/{descriptor}").read_text()
+    return next((line for line in about.splitlines() if line.startswith("mnt_id:")), "")
 
 
 @cache
@@ -483,6 +498,6 @@ def _mount_of_memory() -> str:
     """Returns the number of the mount that has all memfds, those of all containers."""
     fd = os.memfd_create("iaprof")
     try:
-        return _mount(f"/proc/self/fdinfo/{fd}")
+        return _mount("/proc/self", fd)
     finally:
         os.close(fd)

@@ -72,9 +72,9 @@ class Recorded:
 
     @property
     def losses(self) -> list[dict[str, Any]]:
-        """What the header says was lost, but for what hostile processes of other tests cost: their code and stacks."""
+        """What the header says was lost, but for other tests': hostile processes' code and stacks, and drivers."""
         found = self.capture.header["losses"]
-        return [each for each in found if each["source"] not in ("kernels", "stacks")]
+        return [each for each in found if each["source"] not in ("kernels", "stacks") and each["what"] != "library"]
 
     def lost(self, what: str) -> int:
         """How much of it."""

@@ -75,6 +75,7 @@ def names(folder: Path) -> list[str]:
 REPORT = """
 import contextlib, io, os, sys
 from iaprof.cli.main import main
+import iaprof.gpu.intel.zebin  # what reads modules where no process can be started for that
 user = int(sys.argv.pop(1))
 unseen = io.StringIO()
 asked = sys.argv

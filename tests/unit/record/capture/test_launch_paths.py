@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from iaprof.formats.wire.launches import LAUNCH, MESSAGE, PATH, PATH_ASKED, Laun
 from iaprof.record.sources import launch_paths
 from iaprof.record.sources.launch_paths import PAGE, ROW, ROWS, SLOT_BYTES, THREAD_BYTES, THREADS, LaunchPaths, words_of
 from unit.record.capture.test_cuda import PATHS, values_of_c
+from waiting import until
 
 SLOT = PAGE + PAGE + ROWS * ROW.itemsize  # the first one of the first thread
 SP = 0x7FFE_0000_1000
@@ -33,11 +36,12 @@ def shared() -> Iterator[int]:
 
 
 def memory() -> int:
-    """Memory as the library makes it, which has touched the first page, and the first two slots."""
+    """Memory as the library makes it, which has touched the first page and two slots, and has written many rows."""
     fd = os.memfd_create("iaprof")
     os.ftruncate(fd, PAGE + THREADS * THREAD_BYTES)
     os.pwrite(fd, bytes(PAGE), 0)
     os.pwrite(fd, bytes(2 * SLOT_BYTES), SLOT)
+    os.pwrite(fd, struct.pack("<Q", ROWS // 2), PAGE)
     return fd
 
 
@@ -198,6 +202,29 @@ def _asked(fd: int, inode: int | None = None) -> Any:
     return found[0]
 
 
+def test_what_the_kernel_says_of_other_descriptors_is_not_read(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an epoll, it has a line for each of perhaps millions of files."""
+    read: list[str] = []
+    monkeypatch.setattr(launch_paths, "_mount", lambda *of: read.append(of[0]))
+    with select.epoll() as other:
+        LaunchPaths(0).learn(launch(), asked(shared, asked=_asked(other.fileno(), 1)))
+    assert read == []
+
+
+def test_a_descriptor_that_is_replaced_meanwhile_is_closed_by_a_thread(
+    shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_paths, "_is_memory", lambda process, _: process != "/proc/self")
+    before = len(os.listdir("/proc/self/fd"))
+    (paths := LaunchPaths(0)).learn(launch(), asked(shared))
+    assert not paths.has(os.getpid())
+    until(lambda: len(os.listdir("/proc/self/fd")) == before)
+    # and if there is no room for one, the recording goes on
+    monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError))
+    paths.learn(launch(), asked(shared))
+    assert not paths.has(os.getpid())
+
+
 def test_memory_of_an_earlier_process_is_not_written_to(shared: int) -> None:
     LaunchPaths(0).learn(launch(), asked(shared, born=born_ns(os.getpid()) - 1_000_000_000))
     assert answer(shared)[0] == 0
@@ -328,7 +355,7 @@ def test_what_is_read_from_memory_is_limited(shared: int, monkeypatch: pytest.Mo
     os.pwrite(shared, np.tile(rows(1, 2), ROWS // 2).tobytes(), PAGE + PAGE)
     some = 0
     for number in range(1, 10):
-        os.pwrite(shared, struct.pack("<Q", number * ROWS), PAGE)
+        os.pwrite(shared, struct.pack("<Q", number * ROWS + 1), PAGE)
         some += len(launches_of(paths, message(rows(1), first=number * ROWS)))
     # then
     assert 3 * (ROWS - 10) < some < 3 * ROWS + 9
@@ -424,11 +451,13 @@ def test_a_program_that_a_process_was_before_has_its_last_rows(shared: int, monk
     other = memory()
     paths.learn(launch(3, 9), asked(other, 3))
     assert answer(other)[0] == 0  # at once, it would have its memory read again and again
-    monkeypatch.setattr(launch_paths, "_ANEW_NS", 0)
-    paths.learn(launch(3, 9), asked(other, 3))
+    with monkeypatch.context() as later:
+        later.setattr(launch_paths, "_ANEW_NS", 0)
+        paths.learn(launch(3, 9), asked(other, 3))
     assert answer(other)[0] == 3
-    # then all are there
-    assert launches_of(paths, message(rows(3)))["stack"].tolist() == [7, 8, 9]
+    # then all are there, also if a message of the program before comes only now
+    sent = np.concatenate([message(rows(1, 2), first=ROWS), message(rows(3))])
+    assert launches_of(paths, sent)["stack"].tolist() == [7, 8, 9]
     assert paths.take_lost() == 0
     os.close(other)
 

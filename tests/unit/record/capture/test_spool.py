@@ -92,7 +92,7 @@ def test_records_are_compressed(tmp_path: Path, kind: FrameKind) -> None:
     assert [reader.frame_at(frame.position).payload for frame in frames] == [like, random]
 
 
-@pytest.mark.parametrize("size", [63, 65, 1 << 20, (1 << 30) + 1])
+@pytest.mark.parametrize("size", [0, 1, 63, 65, 1 << 20, (1 << 30) + 1])
 def test_a_compressed_frame_of_another_size_than_its_header_says_is_damaged(tmp_path: Path, size: int) -> None:
     # given a frame of 64 bytes that somebody has made, whose checksums are right
     stored = zlib.compress(bytes(64))
