@@ -26,8 +26,8 @@ from iaprof.cli.interactive.dialogs import TextScreen
 from iaprof.cli.interactive.view import View
 from iaprof.cli.live.state import LiveState
 from iaprof.cli.terminal.summary import say
+from iaprof.gpu.vendors import VENDORS, layouts
 from iaprof.report.gpu.module import GpuModuleLoader
-from iaprof.report.join import records
 from iaprof.sandbox.privileges import give_up_privileges
 
 REFRESH_S = 1.0
@@ -71,8 +71,11 @@ def main(title: str, spool: str, terminal: str, printed: str, uid: str, gid: str
 
 
 def _import_the_rest() -> None:
-    """Loads what would be loaded later: the user may be unable to read where it is installed."""
-    records.library()
+    """Imports what would be imported later: the user may be unable to read where it is installed."""
+    layouts()
+    for vendor in VENDORS:
+        vendor.code_reader()
+        vendor.dependencies(())
     for name in _IMPORTED_LATE:
         importlib.import_module(name)
     cell_len("\u6f22")  # loads the widths of Unicode's characters

@@ -43,19 +43,18 @@ class _Counters(ctypes.Structure):
 
 
 @cache
-def library() -> ctypes.CDLL:
-    """Returns the library, which is loaded once."""
-    loaded = ctypes.CDLL(str(LIBRARY))
-    loaded.join_number.argtypes = [_address, _address, _number, _address]
-    loaded.join_number.restype = _number
-    loaded.join_pairs.argtypes = [_address, _number, _address, _number, _address, _number, _address, _address]
-    loaded.join_pairs.restype = ctypes.c_int64
-    loaded.join_place.argtypes = [
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(LIBRARY))
+    library.join_number.argtypes = [_address, _address, _number, _address]
+    library.join_number.restype = _number
+    library.join_pairs.argtypes = [_address, _number, _address, _number, _address, _number, _address, _address]
+    library.join_pairs.restype = ctypes.c_int64
+    library.join_place.argtypes = [
         *(_address, _number, _address, _number, _address, _address, _address, _number, _address, _number, _number),
         _address,
     ]
-    loaded.join_add.argtypes = [_address, _address, _address, _number, _address, _number]
-    return loaded
+    library.join_add.argtypes = [_address, _address, _address, _number, _address, _number]
+    return library
 
 
 class Addresses:
@@ -96,7 +95,7 @@ class Addresses:
             self._page_bits,
         )  # fmt: skip
         assert len(words) == len(numbers)
-        return int(library().join_number(ctypes.byref(pages), _data(words), len(words), _data(numbers)))
+        return int(_library().join_number(ctypes.byref(pages), _data(words), len(words), _data(numbers)))
 
     def add(self, ips: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Adds those of these addresses, uint64[n], that are not known, and returns them: uint64[added].
@@ -140,7 +139,7 @@ class ReadCells:
         """
         self._numbers, self._lengths, self._cells = numbers, lengths, cells
         read, cell, seen = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64), np.full(cells, -1)
-        count = library().join_pairs(
+        count = _library().join_pairs(
             _data(numbers), len(numbers), _data(lengths), len(lengths), _data(seen), cells, _data(read), _data(cell)
         )
         _check(count)
@@ -157,7 +156,7 @@ class ReadCells:
         found, scratch = np.empty(len(self._numbers), np.int64), np.empty(self._cells, np.int64)
         assert len(values) == len(self.read)
         _check(
-            library().join_place(
+            _library().join_place(
                 _data(self._numbers), len(self._numbers), _data(self._lengths), len(self._lengths), _data(self.read),
                 _data(self.cell), _data(values), len(values), _data(scratch), self._cells, int(places), _data(found),
             )
@@ -184,7 +183,7 @@ def add(fields: Fields, words: _Words, slots: _Ints, rows: NDArray[Any]) -> None
     assert all(len(word) == len(slots) for word in words)
     counters = _Counters(len(words), fields.first_bit, fields.bits, len(fields.reasons))
     pointers = (_address * len(words))(*map(_data, words))
-    _check(library().join_add(ctypes.byref(counters), pointers, _data(slots), len(slots), _data(rows), len(rows)))
+    _check(_library().join_add(ctypes.byref(counters), pointers, _data(slots), len(slots), _data(rows), len(rows)))
 
 
 def _data(column: NDArray[Any]) -> int:
