@@ -219,25 +219,9 @@ static void make_compute(void)
     CHECK(vkCreateComputePipelines(device, VK_NULL_HANDLE, 1, &info, NULL, &compute));
 }
 
-static void make_image(void)
+static void make_target(void)
 {
-    VkImageCreateInfo info = {.sType = VK_STRUCTURE_TYPE_IMAGE_CREATE_INFO,
-                              .imageType = VK_IMAGE_TYPE_2D,
-                              .format = format,
-                              .extent = {SIDE, SIDE, 1},
-                              .mipLevels = 1,
-                              .arrayLayers = 1,
-                              .samples = VK_SAMPLE_COUNT_1_BIT,
-                              .usage = VK_IMAGE_USAGE_COLOR_ATTACHMENT_BIT};
-    VkMemoryRequirements requirements;
-    VkDeviceMemory memory;
-    CHECK(vkCreateImage(device, &info, NULL, &image));
-    vkGetImageMemoryRequirements(device, image, &requirements);
-    VkMemoryAllocateInfo allocate = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
-                                     .allocationSize = requirements.size,
-                                     .memoryTypeIndex = (uint32_t)__builtin_ctz(requirements.memoryTypeBits)};
-    CHECK(vkAllocateMemory(device, &allocate, NULL, &memory));
-    CHECK(vkBindImageMemory(device, image, memory, 0));
+    image = make_image(format, SIDE, VK_SAMPLE_COUNT_1_BIT, 0);
     VkImageViewCreateInfo view_info = {.sType = VK_STRUCTURE_TYPE_IMAGE_VIEW_CREATE_INFO,
                                        .image = image,
                                        .viewType = VK_IMAGE_VIEW_TYPE_2D,
@@ -311,7 +295,7 @@ int main(int argc, char **argv)
         memcpy(&content[GROUPS_AT / 4 + 3 * i], (uint32_t[]){VERTICES * (i + 1), 1, 1}, 12);
     }
     vertices = make_buffer(sizeof(content), content, sizeof(content));
-    make_image();
+    make_target();
     for (int i = 0; i < given; i++)
         modules[i] = read_module(paths[i], entries ? entry_names[i] : "main");
     make_compute();

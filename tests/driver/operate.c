@@ -11,7 +11,7 @@
  * primitives of a batch say which kernel is of which function. Prints its process, and how often it did each, as JSON. */
 #include "vulkan_program.h"
 
-enum { SIDE = 64, BYTES = 4096 };
+enum { SIDE = 64, BYTES = 4096, COPIED = VK_IMAGE_USAGE_TRANSFER_SRC_BIT | VK_IMAGE_USAGE_TRANSFER_DST_BIT };
 static VkBuffer buffers[2];
 static VkImage images[2], sampled;
 static const VkImageSubresourceLayers layer = {VK_IMAGE_ASPECT_COLOR_BIT, 0, 0, 1};
@@ -40,29 +40,6 @@ DO(resolve, vkCmdResolveImage(commands, sampled, GENERAL, images[0], GENERAL, 1,
 static void (*const operations[])(VkCommandBuffer) = {do_fill, do_update, do_copy, do_copy_image, do_blit, do_clear, do_upload, do_download, do_resolve};
 enum { OPERATIONS = sizeof(operations) / sizeof(*operations) };
 
-static VkImage make_image(VkSampleCountFlagBits samples)
-{
-    VkImageCreateInfo info = {.sType = VK_STRUCTURE_TYPE_IMAGE_CREATE_INFO,
-                              .imageType = VK_IMAGE_TYPE_2D,
-                              .format = VK_FORMAT_R8G8B8A8_UNORM,
-                              .extent = {SIDE, SIDE, 1},
-                              .mipLevels = 1,
-                              .arrayLayers = 1,
-                              .samples = samples,
-                              .usage = VK_IMAGE_USAGE_COLOR_ATTACHMENT_BIT | VK_IMAGE_USAGE_TRANSFER_SRC_BIT | VK_IMAGE_USAGE_TRANSFER_DST_BIT};
-    VkImage image;
-    VkMemoryRequirements requirements;
-    VkDeviceMemory memory;
-    CHECK(vkCreateImage(device, &info, NULL, &image));
-    vkGetImageMemoryRequirements(device, image, &requirements);
-    VkMemoryAllocateInfo allocate = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
-                                     .allocationSize = requirements.size,
-                                     .memoryTypeIndex = (uint32_t)__builtin_ctz(requirements.memoryTypeBits)};
-    CHECK(vkAllocateMemory(device, &allocate, NULL, &memory));
-    CHECK(vkBindImageMemory(device, image, memory, 0));
-    return image;
-}
-
 int main(int argc, char **argv)
 {
     int rounds = 2, submits = 2, done = 0;
@@ -78,9 +55,9 @@ int main(int argc, char **argv)
     make_device();
     for (int i = 0; i < 2; i++) {
         buffers[i] = make_buffer(BYTES, NULL, 0);
-        images[i] = make_image(VK_SAMPLE_COUNT_1_BIT);
+        images[i] = make_image(VK_FORMAT_R8G8B8A8_UNORM, SIDE, VK_SAMPLE_COUNT_1_BIT, COPIED);
     }
-    sampled = make_image(VK_SAMPLE_COUNT_4_BIT);
+    sampled = make_image(VK_FORMAT_R8G8B8A8_UNORM, SIDE, VK_SAMPLE_COUNT_4_BIT, COPIED);
     VkCommandPoolCreateInfo pool_info = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
                                          .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT};
     VkCommandPool pool;

@@ -79,6 +79,30 @@ static VkBuffer make_buffer(VkDeviceSize size, const void *content, size_t bytes
     return made;
 }
 
+/* Makes an image of side * side pixels, which one can draw into, and whose memory is bound. */
+__attribute__((unused)) static VkImage make_image(VkFormat format, uint32_t side, VkSampleCountFlagBits samples, VkImageUsageFlags more)
+{
+    VkImageCreateInfo info = {.sType = VK_STRUCTURE_TYPE_IMAGE_CREATE_INFO,
+                              .imageType = VK_IMAGE_TYPE_2D,
+                              .format = format,
+                              .extent = {side, side, 1},
+                              .mipLevels = 1,
+                              .arrayLayers = 1,
+                              .samples = samples,
+                              .usage = VK_IMAGE_USAGE_COLOR_ATTACHMENT_BIT | more};
+    VkImage made;
+    VkMemoryRequirements requirements;
+    VkDeviceMemory memory;
+    CHECK(vkCreateImage(device, &info, NULL, &made));
+    vkGetImageMemoryRequirements(device, made, &requirements);
+    VkMemoryAllocateInfo allocate = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+                                     .allocationSize = requirements.size,
+                                     .memoryTypeIndex = (uint32_t)__builtin_ctz(requirements.memoryTypeBits)};
+    CHECK(vkAllocateMemory(device, &allocate, NULL, &memory));
+    CHECK(vkBindImageMemory(device, made, memory, 0));
+    return made;
+}
+
 /* Makes a descriptor set of a compute shader whose two bindings are a buffer, and the layout of its pipeline. */
 __attribute__((unused)) static VkDescriptorSet make_set(VkBuffer buffer, VkPipelineLayout *layout)
 {
