@@ -16,7 +16,8 @@
  * bound there; the shader's address in the process is the handle. Shaders have no module: each counts as its own. A shader's
  * name is the one that the program gave its pipeline (`shader_names`), or else its entry point's, unless that is `main`.
  *
- * A draw launches the shaders of up to STAGES stages; the layout says how many there are. Those that follow with the same shaders are counted in `draws`.
+ * A draw launches the shaders of up to as many stages as the layout says. Those that follow with the same shaders are counted in
+ * `draws`.
  *
  * A call may launch several kernels. First all launches are sent, MOST_AT_ONCE by each program, then new kernels are described,
  * one by each program. Linux ends a chain of tail calls after 33 programs: the remaining launches are counted as lost, and the
@@ -694,8 +695,7 @@ int on_module_gone(struct pt_regs *ctx) {
     return forget_by(ctx, forget_module);
 }
 
-/* Where a pipeline has the pointers to its shaders: one that dispatches has one, one that draws up to
- * as many as the layout says. */
+/* Where a pipeline has the pointers to its shaders: one that dispatches has one, one that draws up to as many as the layout says. */
 struct shader_places {
     u64 first;
     u64 stride;

@@ -145,8 +145,11 @@ class LaunchPaths:
 
     def _leave(self, pid: int) -> None:
         """Closes the memory of a process, and keeps its rows for `launches_of`."""
+        self._left += [(pid, rows) for rows in self._memory[pid].unsent_rows()]
+        self._close(pid)
+
+    def _close(self, pid: int) -> None:
         memory = self._memory.pop(pid)
-        self._left += [(pid, rows) for rows in memory.unsent_rows()]
         self._unknown += memory.take_missing()
         memory.close()
 
@@ -217,9 +220,7 @@ class LaunchPaths:
     def ended(self, pid: int) -> None:
         """Forgets a process, after its last rows, unless it goes on: it may only seem to have ended."""
         if (memory := self._memory.get(pid)) is not None and memory.has_ended():
-            self._unknown += memory.take_missing()
-            memory.close()
-            del self._memory[pid]
+            self._close(pid)
             stay = self._patterns["pid"] != pid
             self._keys, self._patterns = self._keys[stay], self._patterns[stay]
 
