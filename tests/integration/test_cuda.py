@@ -192,7 +192,7 @@ def test_processes_have_their_own_kernels(machine: Machine) -> None:
     said = {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in done.out.splitlines()}
     assert said == {str(ledger.pid): ledger.handed() for ledger in recorded.ledgers}
     # and the cubin is in the capture once
-    modules = recorded.capture.table("kernel", ("pid", "elf", "base"))
+    modules = recorded.own("kernel")
     assert len(modules) == 2
     assert sum(elf is not None for elf in modules["elf"].to_pylist()) == 1
     assert len(set(modules["base"].to_pylist())) == 2
@@ -211,8 +211,8 @@ def test_processes_that_send_the_same_large_cubin(machine: Machine, tmp_path: Pa
     # then all have its instructions, which the capture has once
     assert len(recorded.ledgers) == 6
     assert not recorded.lost("incomplete"), recorded.done.err
-    modules = recorded.capture.table("kernel", ("pid", "elf"))
-    assert set(modules["pid"].to_pylist()) >= {ledger.pid for ledger in recorded.ledgers}  # and others of other tests
+    modules = recorded.own("kernel")
+    assert set(modules["pid"].to_pylist()) == {ledger.pid for ledger in recorded.ledgers}
     (elf,) = (each for each in modules["elf"].to_pylist() if each is not None)
     assert len(elf) > len(padding) and large.read_bytes().startswith(elf)
     assert recorded.capture.header["probes"]["messages"] * MESSAGE_BYTES < 2 * len(elf)
