@@ -1062,9 +1062,10 @@ static void lock(struct standin_stream *stream)
         pthread_mutex_consistent(&stream->lock);
 }
 
-/* What is visible of one XeCore's buffer, as far as there is room. Intel's i915 writes into each record whose it is, and into those of
- * one read whether the hardware dropped some of this XeCore. */
-static size_t empty_xecore(uint32_t g, uint32_t xecores, uint32_t xecore, char *to, size_t room, bool i915)
+/* What is visible of one XeCore's buffer, as far as there is room. What it dropped is forgotten only if `told`, as the driver may
+ * see it after the read looked. Intel's i915 writes into each record whose it is, and into those of one read whether the hardware
+ * dropped some of this XeCore. */
+static size_t empty_xecore(uint32_t g, uint32_t xecores, uint32_t xecore, char *to, size_t room, bool i915, bool told)
 {
     enum { SLOTS = STANDIN_XECORE_BYTES / STANDIN_RECORD_BYTES };
     struct standin_xecore *state = &shared->streams[g].xecores[xecore];
@@ -1080,7 +1081,8 @@ static size_t empty_xecore(uint32_t g, uint32_t xecores, uint32_t xecore, char *
     uint32_t seen = 2;
     if (!i915) {
         atomic_store_explicit(&state->read, read + count, memory_order_release);
-        atomic_compare_exchange_strong(&state->drop, &seen, 0);
+        if (told)
+            atomic_compare_exchange_strong(&state->drop, &seen, 0);
     } else if (count) {
         uint16_t said[2] = {(uint16_t)xecore, atomic_compare_exchange_strong(&state->drop, &seen, 0) ? 0x100 : 0};
         for (uint64_t i = 0; i < count; i++)
@@ -1111,7 +1113,7 @@ static ssize_t read_locked(const struct stream *opened, char *to, size_t count)
     if (dropped)
         stream->reported = 0;
     for (uint32_t x = 0; x < xecores && total < count; x++)
-        total += empty_xecore(opened->gt, xecores, x, to + total, count - total, opened->i915);
+        total += empty_xecore(opened->gt, xecores, x, to + total, count - total, opened->i915, dropped);
     return total ? (ssize_t)total : -EAGAIN;
 }
 
