@@ -319,7 +319,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
             break;
         goes_on = 0;
         scratch->walked = DEEP;
-        if (depth >= STACK_DEPTH)
+        if (hidden(depth) >= STACK_DEPTH) /* else the compiler makes two loops of it for the verifier */
             break;
         u64 at = below(MAX_DEPTH, depth);
         /* Otherwise the verifier examines the loop once for each value that these may have. */
@@ -409,7 +409,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
                     break;
                 cfa = scratch->pair[0];
             }
-            bp_at = choose(deref | !!RULE_RBP(rule), of_bp, bp_at);
+            bp_at = choose(deref | is_set(RULE_RBP(rule)), of_bp, bp_at);
             remembered->rule = rule;
             remembered->key = choose(is_set(rule >> 48 ^ RULE_BY_RSP) & is_set(rule >> 48 ^ RULE_BY_RBP), ~0ULL, key);
         }
