@@ -794,8 +794,8 @@ static void find_starts(struct image *image) {
         qsort(image->starts, image->start_count, sizeof(u64), by_value);
 }
 
-/* The last start of a function up to an address; 0 if none is known. */
-static u64 last_start(struct image *image, u64 address) {
+/* How many starts of functions are at or before an address. */
+static u32 starts_up_to(struct image *image, u64 address) {
     if (!image->has_starts)
         find_starts(image);
     u32 low = 0, high = image->start_count;
@@ -806,7 +806,18 @@ static u64 last_start(struct image *image, u64 address) {
         else
             high = middle;
     }
-    return low ? image->starts[low - 1] : 0;
+    return low;
+}
+
+/* The last start of a function up to an address; 0 if none is known. */
+static u64 last_start(struct image *image, u64 address) {
+    u32 count = starts_up_to(image, address);
+    return count ? image->starts[count - 1] : 0;
+}
+
+u64 image_next_start(struct image *image, u64 address) {
+    u32 count = starts_up_to(image, address);
+    return count < image->start_count ? image->starts[count] : 0;
 }
 
 bool image_is_in_function(struct image *image, u64 start, u64 address) {

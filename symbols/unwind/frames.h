@@ -130,6 +130,9 @@ bool image_gap(struct image *image, u64 address, u64 *start, u64 *end);
 /* Returns the bytes before an address, at most `count`, and how many there are; NULL if the address is not loaded. */
 const u8 *image_before(const struct image *image, u64 address, u64 *count);
 
+/* Returns the first address after an address at which a function begins, as far as symbols and direct calls tell; 0 for none. */
+u64 image_next_start(struct image *image, u64 address);
+
 /* Whether a function may begin at `start` and contain `address`, as far as symbols, CFI and direct calls tell. */
 bool image_is_in_function(struct image *image, u64 start, u64 address);
 

@@ -35,6 +35,9 @@
 #define BLOCK_BYTES 64
 #define OUTERMOST_BYTES 64     /* before a call in a function without a caller: there it clears rbp */
 #define OWN_BYTES (1 << 16)    /* before an address, which may belong to the same function */
+#define FUNCTION_BYTES (1 << 19) /* of code that are searched for the end of a function; MKL has functions of 250 KiB */
+#define MOST_EPILOGUES 64        /* of one function that are tried */
+#define MOST_RESTORING 24        /* instructions of one */
 #define MOST_JUMPS 4           /* that are followed from the target of a call */
 
 /* formats/wire/unwind_rules.py: kinds of rules, flags, scopes, and how a walk ends. */
@@ -708,10 +711,104 @@ static bool clears_rbp(u64 address) {
     return false;
 }
 
+static u64 displacement_of(const u8 *at, u32 bytes) {
+    int32_t four;
+    memcpy(&four, at, sizeof(four));
+    return (u64)(s64)(bytes == 1 ? (int8_t)at[0] : four);
+}
+
+/* Reads mov DISPLACEMENT(%rsp),REGISTER; returns its size, or 0 if it is another instruction. */
+static u32 load_from_stack(const u8 *at, u32 *number, u64 *displacement) {
+    u32 mode = at[2] >> 6;
+    if ((at[0] != 0x48 && at[0] != 0x4C) || at[1] != 0x8B || mode == 3 || (at[2] & 7) != 4 || at[3] != 0x24)
+        return 0;
+    *number = (at[0] == 0x4C ? 8 : 0) + (at[2] >> 3 & 7);
+    *displacement = mode ? displacement_of(at + 4, mode == 1 ? 1 : 4) : 0;
+    return mode == 1 ? 5 : mode == 2 ? 8 : 4;
+}
+
+/* Executes instructions that restore registers from the stack at `rsp` and return; false if they do anything else. */
+static bool restores(const u8 *code, u64 count, u64 rsp, struct registers *callers) {
+    static const u32 dwarf_numbers[16] = {RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8, R9, R10, R11, R12, R13, R14, R15};
+    u64 at = 0, displacement, word;
+    for (u32 i = 0; i < MOST_RESTORING && count - at >= 8; i++) {
+        const u8 *next = code + at;
+        u32 extended = next[0] == 0x41, number, size = load_from_stack(next, &number, &displacement);
+        if (size) {
+            number = dwarf_numbers[number];
+            if (!is_kept(number))
+                return false;
+            set_saved(callers, number, rsp + displacement);
+        } else if ((next[extended] & 0xF8) == 0x58) { /* pop */
+            number = dwarf_numbers[8 * extended + (next[extended] & 7)];
+            if (!is_kept(number))
+                return false;
+            set_saved(callers, number, rsp);
+            rsp += 8;
+            size = 1 + extended;
+        } else if (next[0] == 0x48 && (next[1] == 0x83 || next[1] == 0x81) && next[2] == 0xC4) { /* add to rsp */
+            rsp += displacement_of(next + 3, next[1] == 0x83 ? 1 : 4);
+            size = next[1] == 0x83 ? 4 : 7;
+        } else if (next[0] == 0xC5 && next[1] == 0xF8 && next[2] == 0x77) { /* vzeroupper */
+            size = 3;
+        } else if (next[0] == 0xC3) {
+            if (!read_word(rsp, &word))
+                return false;
+            set_value(callers, RETURN_ADDRESS, word);
+            set_value(callers, RSP, rsp + 8);
+            return true;
+        } else {
+            return false;
+        }
+        at += size;
+    }
+    return false;
+}
+
+/* Finds the caller by the end of the function: code that aligns its stack, and uses rbp for something else, loads the old rsp from
+ * its frame there, and then the registers that it has saved. MKL's kernels do, with frames of any size. */
+static bool by_epilogue(u64 address, u64 rsp, u64 behind, struct registers *registers, struct registers *callers) {
+    static const u8 loads[][4] = {{0x48, 0x8B, 0x64, 0x24}, {0x48, 0x8B, 0xA4, 0x24}}; /* mov DISPLACEMENT(%rsp),%rsp */
+    u64 in_image, displacement, old;
+    u32 number, tried = 0;
+    struct image *image = walk.searched < MOST_SEARCHED ? place_of(address, &in_image) : NULL;
+    if (!image)
+        return false;
+    u64 next = image_next_start(image, in_image), count = next && next - in_image < behind ? next - in_image : behind;
+    count = count < FUNCTION_BYTES ? count : FUNCTION_BYTES;
+    u64 readable = count + 8 * MOST_RESTORING;
+    const u8 *code = code_at(address, &readable), *end = code + readable;
+    count = count < readable ? count : readable;
+    walk.searched += count / 64; /* bytes are compared faster than words are judged */
+    for (u32 i = 0; code && i < sizeof(loads) / sizeof(loads[0]); i++) {
+        const u8 *at = code;
+        while ((at = memmem(at, code + count - at, loads[i], sizeof(loads[i]))) && end - at > 8 && tried++ < MOST_EPILOGUES) {
+            u32 size = load_from_stack(at, &number, &displacement);
+            *callers = *registers;
+            if (read_word(rsp + displacement, &old) && old > rsp && old - rsp < LARGEST_FRAME && !(old & 7) &&
+                restores(at + size, end - at - size, old, callers) &&
+                judge(callers->value[RETURN_ADDRESS], address, NO_CALLER) == LIKELY)
+                return true;
+            at += sizeof(loads[i]);
+        }
+    }
+    return false;
+}
+
 /* Whether the last frame is Go code that called C on another stack, so that rbp points to Go's stack. If C called Go, rbp has
  * any value that C code left in it. */
 static bool has_called_c(u64 rsp, u64 rbp) {
     return walk.found_by_cfi && rbp && !(rbp & 7) && (rbp < rsp || rbp - rsp >= LARGEST_FRAME);
+}
+
+/* Notes where a caller was searched first: if that leads outside of code, it was wrong. */
+static void note_search(u64 address, u64 scope) {
+    if (walk.has_searched)
+        return;
+    walk.has_searched = true;
+    walk.searched_count = walk.count;
+    walk.searched_address = address;
+    walk.searched_scope = scope;
 }
 
 static enum ending step_without_cfi(u64 address, u64 scope, struct registers *registers, struct registers *callers,
@@ -754,6 +851,12 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
     u64 rule = HARD, start = (rsp + 7) & ~7ULL, end = rsp + SCANNED_BYTES;
     bool from_generated = is_unread(address);
     gap_around(address, &before, &behind);
+    if (by_epilogue(address, rsp, behind, registers, &by_search)) {
+        note_search(address, scope);
+        learn(address, scope, HARD); /* BPF has no rule for it */
+        *callers = by_search;
+        return GOES_ON;
+    }
     if (caller == OF_ANOTHER) {
         /* rbp belongs to an outer function, as this one does not keep a frame pointer, or not yet: its caller is below. */
         u64 below = rbp + 8 < end ? rbp + 8 : end;
@@ -774,12 +877,7 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
         else if (rule == HARD)
             end = rbx;
         if (rule != HARD && walk.count != 1) { /* BPF knows rbx in the innermost frame only */
-            if (!walk.has_searched) {
-                walk.has_searched = true;
-                walk.searched_count = walk.count;
-                walk.searched_address = address;
-                walk.searched_scope = scope;
-            }
+            note_search(address, scope);
             learn(address, scope, HARD);
             *callers = by_search;
             return GOES_ON;
@@ -787,12 +885,7 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
     }
     if (rule == HARD)
         rule = search(address, start, rsp, end, BY_RSP, registers, from_generated, true, &by_search);
-    if (!walk.has_searched) {
-        walk.has_searched = true;
-        walk.searched_count = walk.count;
-        walk.searched_address = address;
-        walk.searched_scope = scope;
-    }
+    note_search(address, scope);
     learn(address, scope, rule);
     *callers = by_search;
     return rule == HARD ? STUCK : GOES_ON;

@@ -53,6 +53,68 @@ stop_here:
 .section .note.GNU-stack,"",@progbits
 """
 CHAIN = ["leaf", "inner", "mid", "top", "by_pointer", "tail", "main"]
+# As MKL's: code that keeps the old stack pointer in its frame, which is larger than what is searched for a caller.
+KERNELS = """
+.macro KERNEL name, slot
+.globl \\name
+.type \\name, @function
+\\name:
+    sub $0x40, %rsp
+    mov %rbx, (%rsp)
+    mov %rbp, 8(%rsp)
+    mov %r12, 16(%rsp)
+    mov %rsp, %rbp
+    sub $0xb000, %rsp
+    and $-4096, %rsp
+    mov %rbp, \\slot(%rsp)
+    mov $7, %ebp
+    mov $7, %ebx
+    mov $7, %r12d
+.globl within_\\name
+within_\\name:
+    nop
+    mov \\slot(%rsp), %rsp
+.endm
+KERNEL loads, 0x78
+    mov (%rsp), %rbx
+    mov 8(%rsp), %rbp
+    mov 16(%rsp), %r12
+    add $0x40, %rsp
+    ret
+KERNEL pops, 0x178
+    pop %rbx
+    pop %rbp
+    pop %r12
+    add $0x28, %rsp
+    ret
+.section .note.GNU-stack,"",@progbits
+"""
+CALLS_KERNELS = """
+#define OPAQUE __attribute__((noipa))
+void loads(void);
+void pops(void);
+static volatile int sink;
+OPAQUE static void leaves_words(int depth) {
+    volatile char room[4000];
+    room[0] = depth;
+    if (depth)
+        leaves_words(depth - 1);
+    sink += room[0];
+}
+OPAQUE static void caller(void (*kernel)(void), int n) {
+    volatile char room[n + 8];
+    room[n] = n;
+    kernel();
+    sink += room[n];
+}
+OPAQUE static void outer(int n) { caller(n % 2 ? loads : pops, n); sink++; }
+int main(void) {
+    for (int n = 0; n < 4; n++) {
+        leaves_words(30);
+        outer(n);
+    }
+}
+"""
 BUILDS = {"O2": ["-O2"], "Os": ["-Os"], "not aligned": ["-O2", "-fno-align-functions"], "stripped": ["-O2", "-s"]}
 
 
@@ -102,3 +164,29 @@ def test_a_caller_is_never_another_functions(stopped: tuple[Path, list[Stop]]) -
             assert done.ending is Walked.WHOLE
             # and known to be guessed
             assert (done.how_found[1 : 1 + len(CHAIN)] == HowFound.BY_GUESS).all()
+
+
+def test_a_function_without_cfi_that_keeps_the_old_stack_pointer(tmp_path: Path) -> None:
+    # given a kernel without call frame information whose callers need rbp, which it uses for something else
+    source, assembly, library = tmp_path / "calls.c", tmp_path / "kernels.S", tmp_path / "libkernels.so"
+    source.write_text(CALLS_KERNELS)
+    assembly.write_text(KERNELS)
+    subprocess.run(["gcc", "-shared", "-nostdlib", assembly, "-o", library], check=True)
+    program = tmp_path / "program"
+    flags = ["-O2", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-no-pie"]
+    subprocess.run(["gcc", *flags, source, library, f"-Wl,-rpath,{tmp_path}", "-o", program], check=True)
+    places = {library: [offset_of(library, name) for name in ("within_loads", "within_pops")]}
+    all_stops = list(stops([program], tmp_path, memory=True, places=places))
+    functions, files = functions_of(program), Files()
+    assert len(all_stops) == 4
+    with Finishing(files.open) as finishing:
+        for stop in all_stops:
+            top = stop.registers[7] & -PAGE
+            copied = {at: page for at, page in stop.pages.items() if top <= at < top + 16 * PAGE}
+            registers = {number: value for number, value in stop.registers.items() if number <= 16}
+            # when
+            done = finishing.finish(1, mappings(stop, files), StackCopy(registers, HowFound.INTERRUPTED, copied), 100)
+            # then its caller is found by what its end would restore, and is a guess
+            names = [[name for at, name in functions if at <= ip][-1] for ip in done.ips.tolist()[1:4]]
+            assert (names, done.ending) == (["caller", "outer", "main"], Walked.WHOLE)
+            assert done.how_found[:3].tolist() == [HowFound.INTERRUPTED, HowFound.BY_GUESS, HowFound.BY_RULE]
