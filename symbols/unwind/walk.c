@@ -38,6 +38,7 @@
 #define FUNCTION_BYTES (1 << 19) /* of code that are searched for the end of a function; MKL has functions of 250 KiB */
 #define MOST_EPILOGUES 64        /* of one function that are tried */
 #define MOST_RESTORING 24        /* instructions of one */
+#define LARGER_ALIGNMENT 32      /* the least to which code aligns its stack: the System V ABI keeps 16 at calls */
 #define MOST_JUMPS 4           /* that are followed from the target of a call */
 
 /* formats/wire/unwind_rules.py: kinds of rules, flags, scopes, and how a walk ends. */
@@ -766,27 +767,32 @@ static bool restores(const u8 *code, u64 count, u64 rsp, struct registers *calle
 }
 
 /* Finds the caller by the end of the function: code that aligns its stack, and uses rbp for something else, loads the old rsp from
- * its frame there, and then the registers that it has saved. MKL's kernels do, with frames of any size. */
+ * its frame there, and then the registers that it has saved. MKL's kernels do, with frames of any size. Where rsp is not aligned,
+ * the function has not made its frame yet, or has left it: what the end would load is another frame's. */
 static bool by_epilogue(u64 address, u64 rsp, u64 behind, struct registers *registers, struct registers *callers) {
     static const u8 loads[][4] = {{0x48, 0x8B, 0x64, 0x24}, {0x48, 0x8B, 0xA4, 0x24}}; /* mov DISPLACEMENT(%rsp),%rsp */
     u64 in_image, displacement, old;
     u32 number, tried = 0;
-    struct image *image = walk.searched < MOST_SEARCHED ? place_of(address, &in_image) : NULL;
+    struct image *image = walk.searched < MOST_SEARCHED && !(rsp % LARGER_ALIGNMENT) ? place_of(address, &in_image) : NULL;
     if (!image)
         return false;
     u64 next = image_next_start(image, in_image), count = next && next - in_image < behind ? next - in_image : behind;
     count = count < FUNCTION_BYTES ? count : FUNCTION_BYTES;
     u64 readable = count + 8 * MOST_RESTORING;
-    const u8 *code = code_at(address, &readable), *end = code + readable;
+    const u8 *code = code_at(address, &readable);
+    if (!code)
+        return false;
+    const u8 *end = code + readable;
     count = count < readable ? count : readable;
     walk.searched += count / 64; /* bytes are compared faster than words are judged */
-    for (u32 i = 0; code && i < sizeof(loads) / sizeof(loads[0]); i++) {
+    for (u32 i = 0; i < sizeof(loads) / sizeof(loads[0]); i++) {
         const u8 *at = code;
         while ((at = memmem(at, code + count - at, loads[i], sizeof(loads[i]))) && end - at > 8 && tried++ < MOST_EPILOGUES) {
             u32 size = load_from_stack(at, &number, &displacement);
             *callers = *registers;
             if (read_word(rsp + displacement, &old) && old > rsp && old - rsp < LARGEST_FRAME && !(old & 7) &&
                 restores(at + size, end - at - size, old, callers) &&
+                callers->value[RSP] > old && walk.checked++ < MOST_CHECKED &&
                 judge(callers->value[RETURN_ADDRESS], address, NO_CALLER) == LIKELY)
                 return true;
             at += sizeof(loads[i]);

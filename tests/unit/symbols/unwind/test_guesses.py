@@ -55,7 +55,7 @@ stop_here:
 CHAIN = ["leaf", "inner", "mid", "top", "by_pointer", "tail", "main"]
 # As MKL's: code that keeps the old stack pointer in its frame, which is larger than what is searched for a caller.
 KERNELS = """
-.macro KERNEL name, slot
+.macro KERNEL name, slot, does=nop
 .globl \\name
 .type \\name, @function
 \\name:
@@ -72,7 +72,7 @@ KERNELS = """
     mov $7, %r12d
 .globl within_\\name
 within_\\name:
-    nop
+    \\does
     mov \\slot(%rsp), %rsp
 .endm
 KERNEL loads, 0x78
@@ -87,12 +87,27 @@ KERNEL pops, 0x178
     pop %r12
     add $0x28, %rsp
     ret
+.hidden entered
+KERNEL nests, 0x178, "call entered"
+    pop %rbx
+    pop %rbp
+    pop %r12
+    add $0x28, %rsp
+    ret
+KERNEL entered, 0x180 /* at its first instruction, its slot is that of `nests` */
+    pop %rbx
+    pop %rbp
+    pop %r12
+    add $0x28, %rsp
+    ret
 .section .note.GNU-stack,"",@progbits
 """
 CALLS_KERNELS = """
 #define OPAQUE __attribute__((noipa))
 void loads(void);
 void pops(void);
+void nests(void);
+static void (*kernels[])(void) = {pops, loads, nests};
 static volatile int sink;
 OPAQUE static void leaves_words(int depth) {
     volatile char room[4000];
@@ -107,9 +122,9 @@ OPAQUE static void caller(void (*kernel)(void), int n) {
     kernel();
     sink += room[n];
 }
-OPAQUE static void outer(int n) { caller(n % 2 ? loads : pops, n); sink++; }
+OPAQUE static void outer(int n) { caller(kernels[n % 3], n); sink++; }
 int main(void) {
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < 6; n++) {
         leaves_words(30);
         outer(n);
     }
@@ -175,18 +190,23 @@ def test_a_function_without_cfi_that_keeps_the_old_stack_pointer(tmp_path: Path)
     program = tmp_path / "program"
     flags = ["-O2", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-no-pie"]
     subprocess.run(["gcc", *flags, source, library, f"-Wl,-rpath,{tmp_path}", "-o", program], check=True)
-    places = {library: [offset_of(library, name) for name in ("within_loads", "within_pops")]}
+    places = {library: [offset_of(library, name) for name in ("within_loads", "within_pops", "entered")]}
     all_stops = list(stops([program], tmp_path, memory=True, places=places))
     functions, files = functions_of(program), Files()
-    assert len(all_stops) == 4
+    assert len(all_stops) == 6
+    enters, returns = offset_of(library, "entered"), offset_of(library, "within_nests") + 5
     with Finishing(files.open) as finishing:
-        for stop in all_stops:
+        for number, stop in enumerate(all_stops):
             top = stop.registers[7] & -PAGE
             copied = {at: page for at, page in stop.pages.items() if top <= at < top + 16 * PAGE}
-            registers = {number: value for number, value in stop.registers.items() if number <= 16}
+            registers = {register: value for register, value in stop.registers.items() if register <= 16}
             # when
             done = finishing.finish(1, mappings(stop, files), StackCopy(registers, HowFound.INTERRUPTED, copied), 100)
             # then its caller is found by what its end would restore, and is a guess
-            names = [[name for at, name in functions if at <= ip][-1] for ip in done.ips.tolist()[1:4]]
+            ips, own = done.ips.tolist(), 2 if number % 3 == 2 else 1
+            names = [[name for at, name in functions if at <= ip][-1] for ip in ips[own : own + 3]]
             assert (names, done.ending) == (["caller", "outer", "main"], Walked.WHOLE)
-            assert done.how_found[:3].tolist() == [HowFound.INTERRUPTED, HowFound.BY_GUESS, HowFound.BY_RULE]
+            how_found = [HowFound.INTERRUPTED, *[HowFound.BY_GUESS] * own, HowFound.BY_RULE]
+            assert done.how_found[: own + 2].tolist() == how_found
+            # and a kernel that has just been called has no frame yet: the words above are those of its caller
+            assert own == 1 or ips[1] - ips[0] == returns - enters
