@@ -36,6 +36,7 @@
 #define OUTERMOST_BYTES 64     /* before a call in a function without a caller: there it clears rbp */
 #define OWN_BYTES (1 << 16)    /* before an address, which may belong to the same function */
 #define FUNCTION_BYTES (1 << 19) /* of code that are searched for the end of a function; MKL has functions of 250 KiB */
+#define MOST_CODE (1 << 22)      /* bytes of code of one walk that are searched for that */
 #define MOST_EPILOGUES 64        /* of one function that are tried */
 #define MOST_RESTORING 24        /* instructions of one */
 #define LARGER_ALIGNMENT 32      /* the least to which code aligns its stack: the System V ABI keeps 16 at calls */
@@ -112,7 +113,7 @@ static struct walk {
     u16 slots[RULE_SLOTS]; /* index of a rule plus 1 */
     struct signal signals[MOST_SIGNALS];
     u32 signal_count;
-    u32 checked, searched;
+    u32 checked, searched, searched_code;
     bool met_unknown;
     bool uses_cfi, found_by_cfi; /* whether the present step does; whether the last one did, which found the last frame */
     bool has_searched;     /* the stack was searched for a caller: */
@@ -773,18 +774,18 @@ static bool by_epilogue(u64 address, u64 rsp, u64 behind, struct registers *regi
     static const u8 loads[][4] = {{0x48, 0x8B, 0x64, 0x24}, {0x48, 0x8B, 0xA4, 0x24}}; /* mov DISPLACEMENT(%rsp),%rsp */
     u64 in_image, displacement, old;
     u32 number, tried = 0;
-    struct image *image = walk.searched < MOST_SEARCHED && !(rsp % LARGER_ALIGNMENT) ? place_of(address, &in_image) : NULL;
+    struct image *image = rsp % LARGER_ALIGNMENT ? NULL : place_of(address, &in_image);
     if (!image)
         return false;
     u64 next = image_next_start(image, in_image), count = next && next - in_image < behind ? next - in_image : behind;
     count = count < FUNCTION_BYTES ? count : FUNCTION_BYTES;
     u64 readable = count + 8 * MOST_RESTORING;
     const u8 *code = code_at(address, &readable);
-    if (!code)
+    if (!code || count > MOST_CODE - walk.searched_code)
         return false;
     const u8 *end = code + readable;
     count = count < readable ? count : readable;
-    walk.searched += count / 64; /* bytes are compared faster than words are judged */
+    walk.searched_code += count;
     for (u32 i = 0; i < sizeof(loads) / sizeof(loads[0]); i++) {
         const u8 *at = code;
         while ((at = memmem(at, code + count - at, loads[i], sizeof(loads[i]))) && end - at > 8 && tried++ < MOST_EPILOGUES) {
@@ -1011,7 +1012,7 @@ EXPORTED u64 walk_run(const u8 *data, u64 size, u64 *taken, u8 *out, u64 room) {
     walk.page_count = request.pages;
     walk.absent_count = request.absent;
     walk.limit = request.limit;
-    walk.last_page = walk.count = walk.rule_count = walk.signal_count = walk.checked = walk.searched = 0;
+    walk.last_page = walk.count = walk.rule_count = walk.signal_count = walk.checked = walk.searched = walk.searched_code = 0;
     frames_work = MOST_WORK;
     walk.met_unknown = walk.has_searched = walk.found_by_cfi = false;
     walk.need = 0;

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from iaprof.formats.wire.unwind_rules import Walked
-from iaprof.symbols.unwind.finishing import PAGE, Finishing, HowFound, StackCopy
+from iaprof.symbols.unwind.finishing import PAGE, Finishing, HowFound, Mapping, StackCopy
 from stacks.debugger import Stop, offset_of, stops
 from unit.symbols.unwind.test_unwind_walk import Files, mappings
 
@@ -210,3 +212,19 @@ def test_a_function_without_cfi_that_keeps_the_old_stack_pointer(tmp_path: Path)
             assert done.how_found[: own + 2].tolist() == how_found
             # and a kernel that has just been called has no frame yet: the words above are those of its caller
             assert own == 1 or ips[1] - ips[0] == returns - enters
+
+
+def test_the_ends_of_large_functions_are_not_searched_in_all_frames(tmp_path: Path) -> None:
+    # given a library whose functions nothing tells apart, and a stack of many frames in it
+    assembly, library, base, at, frames = tmp_path / "large.S", tmp_path / "large.so", 0x30000, 0x7FFF_0000_1000, 200
+    assembly.write_text(".globl returns\ncall *%rax\nreturns: .fill 0x100000, 1, 0x90\n")
+    subprocess.run(["gcc", "-shared", "-nostdlib", assembly, "-o", library], check=True)
+    returns = base + offset_of(library, "returns")
+    mapped = (Mapping(base, base + library.stat().st_size, 0, 0),)
+    words = struct.pack(f"<{PAGE // 8}Q", *[0, 0, 0, returns] * (PAGE // 32))
+    pages = {at + PAGE * index: words for index in range(32 * frames // PAGE + 1)}
+    # when
+    with Finishing(lambda _: os.open(library, os.O_RDONLY)) as finishing:
+        done = finishing.finish(1, mapped, StackCopy({16: returns, 7: at}, HowFound.INTERRUPTED, pages), frames)
+    # then that search leaves room for the one of the stack
+    assert (done.ips.tolist(), done.ending) == ([returns] * frames, Walked.DEEP)
