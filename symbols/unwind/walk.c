@@ -767,6 +767,21 @@ static bool restores(const u8 *code, u64 count, u64 rsp, struct registers *calle
     return false;
 }
 
+/* Finds the caller of a function that was interrupted while it returns: what it has left to do tells where the caller is. Sets the
+ * rule that means the same. */
+static bool by_returning(u64 address, u64 rsp, struct registers *registers, struct registers *callers, u64 *rule) {
+    u64 count = 8 * MOST_RESTORING;
+    const u8 *code = code_at(address, &count);
+    *callers = *registers;
+    if (!code || !restores(code, count, rsp, callers) || callers->value[RSP] <= rsp ||
+        judge(callers->value[RETURN_ADDRESS], address, NO_CALLER) != LIKELY)
+        return false;
+    u64 cfa = callers->value[RSP], saved = callers->saved[RBP];
+    bool restored = callers->is_saved[RBP] && !callers->is_known[RBP] && (registers->is_known[RBP] || saved != registers->saved[RBP]);
+    *rule = checked_rule(BY_RSP, (s64)(cfa - rsp), restored ? (s64)(saved - cfa) : 0, restored, GUESS);
+    return true;
+}
+
 /* Finds the caller by the end of the function: code that aligns its stack, and uses rbp for something else, loads the old rsp from
  * its frame there, and then the registers that it has saved. MKL's kernels do, with frames of any size. Where rsp is not aligned,
  * the function has not made its frame yet, or has left it: what the end would load is another frame's. */
@@ -841,6 +856,13 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
     }
     *how = BY_GUESS;
     struct registers by_rbp, by_search;
+    u64 rule = HARD;
+    if (scope == AT_INSTRUCTION && by_returning(address, rsp, registers, &by_search, &rule)) {
+        note_search(address, scope);
+        learn(address, scope, rule);
+        *callers = by_search;
+        return GOES_ON;
+    }
     enum caller caller = by_frame_pointer(address, rsp, rbp, &by_rbp);
     bool is_in_go = is_go(address);
     if (caller == LIKELY) {
@@ -855,7 +877,7 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
         learn(address, scope, has_called_c(rsp, rbp) ? packed(BY_RBP, 16, -16, GUESS | OTHER_STACK) : HARD);
         return STUCK;
     }
-    u64 rule = HARD, start = (rsp + 7) & ~7ULL, end = rsp + SCANNED_BYTES;
+    u64 start = (rsp + 7) & ~7ULL, end = rsp + SCANNED_BYTES;
     bool from_generated = is_unread(address);
     gap_around(address, &before, &behind);
     if (by_epilogue(address, rsp, behind, registers, &by_search)) {

@@ -76,6 +76,8 @@ KERNELS = """
 within_\\name:
     \\does
     mov \\slot(%rsp), %rsp
+.globl leaves_\\name
+leaves_\\name:
 .endm
 KERNEL loads, 0x78
     mov (%rsp), %rbx
@@ -192,22 +194,24 @@ def test_a_function_without_cfi_that_keeps_the_old_stack_pointer(tmp_path: Path)
     program = tmp_path / "program"
     flags = ["-O2", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-no-pie"]
     subprocess.run(["gcc", *flags, source, library, f"-Wl,-rpath,{tmp_path}", "-o", program], check=True)
-    places = {library: [offset_of(library, name) for name in ("within_loads", "within_pops", "entered")]}
-    all_stops = list(stops([program], tmp_path, memory=True, places=places))
+    names = ("within_loads", "within_pops", "leaves_loads", "leaves_pops", "entered")
+    places = {offset_of(library, name): name for name in names}
+    all_stops = list(stops([program], tmp_path, memory=True, places={library: list(places)}))
     functions, files = functions_of(program), Files()
-    assert len(all_stops) == 6
+    assert len(all_stops) == 10
     enters, returns = offset_of(library, "entered"), offset_of(library, "within_nests") + 5
     with Finishing(files.open) as finishing:
-        for number, stop in enumerate(all_stops):
+        for stop in all_stops:
             top = stop.registers[7] & -PAGE
             copied = {at: page for at, page in stop.pages.items() if top <= at < top + 16 * PAGE}
             registers = {register: value for register, value in stop.registers.items() if register <= 16}
             # when
             done = finishing.finish(1, mappings(stop, files), StackCopy(registers, HowFound.INTERRUPTED, copied), 100)
             # then its caller is found by what its end would restore, and is a guess
-            ips, own = done.ips.tolist(), 2 if number % 3 == 2 else 1
-            names = [[name for at, name in functions if at <= ip][-1] for ip in ips[own : own + 3]]
-            assert (names, done.ending) == (["caller", "outer", "main"], Walked.WHOLE)
+            place = next(name for at, name in places.items() if (stop.registers[16] - at) % PAGE == 0)
+            ips, own = done.ips.tolist(), 2 if place == "entered" else 1
+            callers = [[name for at, name in functions if at <= ip][-1] for ip in ips[own : own + 3]]
+            assert (place, callers, done.ending) == (place, ["caller", "outer", "main"], Walked.WHOLE)
             how_found = [HowFound.INTERRUPTED, *[HowFound.BY_GUESS] * own, HowFound.BY_RULE]
             assert done.how_found[: own + 2].tolist() == how_found
             # and a kernel that has just been called has no frame yet: the words above are those of its caller
