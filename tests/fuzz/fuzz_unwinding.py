@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import resource
 import struct
 import subprocess
@@ -147,7 +148,7 @@ def instructions(chance: random.Random) -> bytes:
 
 def code(chance: random.Random) -> bytes:
     """Code in which a walk recognises something: calls, jumps, returns from signals, starts of goroutines, ends."""
-    made = bytearray()
+    made = bytearray(chance.choice((b"", b"\x90\x90\x90\xff\xd0")))  # page() has the address behind this call
     while len(made) < CODE_BYTES:
         target = struct.pack(
             "<i", chance.choice((0, 16, -64, chance.randrange(-0x800, 0x800), chance.choice(_NUMBERS[:9])))
@@ -397,8 +398,10 @@ def _walked(chance: random.Random, content: bytes, library: SanitizedLibrary) ->
     stack, pages = (STACK, 2) if chance.random() < 0.9 else (LAST_STACK, LAST_PAGES)
     content_pages = {stack + PAGE * index: page(chance) for index in range(pages)}
     registers = {number: chance.choice((0, stack + 128, *_NUMBERS)) for number in range(16) if chance.random() < 0.7}
+    ends = [found.start() for found in re.finditer(rb"\x48\x8b[\x64\xa4]\x24", content[:0xC00])]  # epilogue()
+    near = chance.choice(ends) + chance.choice((-4, 0, 5, 8)) if ends and chance.random() < 0.3 else 0
     registers |= {
-        16: CODE + chance.randrange(0x400, 0xC00),
+        16: CODE + (near or chance.randrange(0x400, 0xC00)),
         7: stack + chance.choice((8, 32)) * chance.randrange(512 if stack == LAST_STACK else 64),
         6: chance.choice((0, stack + 256, *_NUMBERS)),
     }
