@@ -777,7 +777,8 @@ static bool by_returning(u64 address, u64 rsp, struct registers *registers, stru
         judge(callers->value[RETURN_ADDRESS], address, NO_CALLER) != LIKELY)
         return false;
     u64 cfa = callers->value[RSP], saved = callers->saved[RBP];
-    bool restored = callers->is_saved[RBP] && !callers->is_known[RBP] && (registers->is_known[RBP] || saved != registers->saved[RBP]);
+    bool restored = callers->is_saved[RBP] && !callers->is_known[RBP] &&
+                    (registers->is_known[RBP] || saved != registers->saved[RBP]);
     *rule = checked_rule(BY_RSP, (s64)(cfa - rsp), restored ? (s64)(saved - cfa) : 0, restored, GUESS);
     return true;
 }
