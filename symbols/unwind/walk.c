@@ -36,8 +36,10 @@
 #define OUTERMOST_BYTES 64     /* before a call in a function without a caller: there it clears rbp */
 #define OWN_BYTES (1 << 16)    /* before an address, which may belong to the same function */
 #define FUNCTION_BYTES (1 << 19) /* of code that are searched for the end of a function; MKL has functions of 250 KiB */
+#define MOST_CODE (1 << 22)      /* bytes of code of one walk that are searched for that */
 #define MOST_EPILOGUES 64        /* of one function that are tried */
 #define MOST_RESTORING 24        /* instructions of one */
+#define LARGER_ALIGNMENT 32      /* the least to which code aligns its stack: the System V ABI keeps 16 at calls */
 #define MOST_JUMPS 4           /* that are followed from the target of a call */
 
 /* formats/wire/unwind_rules.py: kinds of rules, flags, scopes, and how a walk ends. */
@@ -111,7 +113,7 @@ static struct walk {
     u16 slots[RULE_SLOTS]; /* index of a rule plus 1 */
     struct signal signals[MOST_SIGNALS];
     u32 signal_count;
-    u32 checked, searched;
+    u32 checked, searched, searched_code;
     bool met_unknown;
     bool uses_cfi, found_by_cfi; /* whether the present step does; whether the last one did, which found the last frame */
     bool has_searched;     /* the stack was searched for a caller: */
@@ -765,28 +767,49 @@ static bool restores(const u8 *code, u64 count, u64 rsp, struct registers *calle
     return false;
 }
 
+/* Finds the caller of a function that was interrupted while it returns: what it has left to do tells where the caller is. Sets the
+ * rule that means the same. */
+static bool by_returning(u64 address, u64 rsp, struct registers *registers, struct registers *callers, u64 *rule) {
+    u64 count = 8 * MOST_RESTORING;
+    const u8 *code = code_at(address, &count);
+    *callers = *registers;
+    if (!code || !restores(code, count, rsp, callers) || callers->value[RSP] <= rsp ||
+        judge(callers->value[RETURN_ADDRESS], address, NO_CALLER) != LIKELY)
+        return false;
+    u64 cfa = callers->value[RSP], saved = callers->saved[RBP];
+    bool restored = callers->is_saved[RBP] && !callers->is_known[RBP] &&
+                    (registers->is_known[RBP] || saved != registers->saved[RBP]);
+    *rule = checked_rule(BY_RSP, (s64)(cfa - rsp), restored ? (s64)(saved - cfa) : 0, restored, GUESS);
+    return true;
+}
+
 /* Finds the caller by the end of the function: code that aligns its stack, and uses rbp for something else, loads the old rsp from
- * its frame there, and then the registers that it has saved. MKL's kernels do, with frames of any size. */
+ * its frame there, and then the registers that it has saved. MKL's kernels do, with frames of any size. Where rsp is not aligned,
+ * the function has not made its frame yet, or has left it: what the end would load is another frame's. */
 static bool by_epilogue(u64 address, u64 rsp, u64 behind, struct registers *registers, struct registers *callers) {
     static const u8 loads[][4] = {{0x48, 0x8B, 0x64, 0x24}, {0x48, 0x8B, 0xA4, 0x24}}; /* mov DISPLACEMENT(%rsp),%rsp */
     u64 in_image, displacement, old;
     u32 number, tried = 0;
-    struct image *image = walk.searched < MOST_SEARCHED ? place_of(address, &in_image) : NULL;
+    struct image *image = rsp % LARGER_ALIGNMENT ? NULL : place_of(address, &in_image);
     if (!image)
         return false;
     u64 next = image_next_start(image, in_image), count = next && next - in_image < behind ? next - in_image : behind;
     count = count < FUNCTION_BYTES ? count : FUNCTION_BYTES;
     u64 readable = count + 8 * MOST_RESTORING;
-    const u8 *code = code_at(address, &readable), *end = code + readable;
+    const u8 *code = code_at(address, &readable);
+    if (!code || count > MOST_CODE - walk.searched_code)
+        return false;
+    const u8 *end = code + readable;
     count = count < readable ? count : readable;
-    walk.searched += count / 64; /* bytes are compared faster than words are judged */
-    for (u32 i = 0; code && i < sizeof(loads) / sizeof(loads[0]); i++) {
+    walk.searched_code += count;
+    for (u32 i = 0; i < sizeof(loads) / sizeof(loads[0]); i++) {
         const u8 *at = code;
         while ((at = memmem(at, code + count - at, loads[i], sizeof(loads[i]))) && end - at > 8 && tried++ < MOST_EPILOGUES) {
             u32 size = load_from_stack(at, &number, &displacement);
             *callers = *registers;
             if (read_word(rsp + displacement, &old) && old > rsp && old - rsp < LARGEST_FRAME && !(old & 7) &&
                 restores(at + size, end - at - size, old, callers) &&
+                callers->value[RSP] > old && walk.checked++ < MOST_CHECKED &&
                 judge(callers->value[RETURN_ADDRESS], address, NO_CALLER) == LIKELY)
                 return true;
             at += sizeof(loads[i]);
@@ -834,6 +857,13 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
     }
     *how = BY_GUESS;
     struct registers by_rbp, by_search;
+    u64 rule = HARD;
+    if (scope == AT_INSTRUCTION && by_returning(address, rsp, registers, &by_search, &rule)) {
+        note_search(address, scope);
+        learn(address, scope, rule);
+        *callers = by_search;
+        return GOES_ON;
+    }
     enum caller caller = by_frame_pointer(address, rsp, rbp, &by_rbp);
     bool is_in_go = is_go(address);
     if (caller == LIKELY) {
@@ -848,7 +878,7 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
         learn(address, scope, has_called_c(rsp, rbp) ? packed(BY_RBP, 16, -16, GUESS | OTHER_STACK) : HARD);
         return STUCK;
     }
-    u64 rule = HARD, start = (rsp + 7) & ~7ULL, end = rsp + SCANNED_BYTES;
+    u64 start = (rsp + 7) & ~7ULL, end = rsp + SCANNED_BYTES;
     bool from_generated = is_unread(address);
     gap_around(address, &before, &behind);
     if (by_epilogue(address, rsp, behind, registers, &by_search)) {
@@ -1005,7 +1035,7 @@ EXPORTED u64 walk_run(const u8 *data, u64 size, u64 *taken, u8 *out, u64 room) {
     walk.page_count = request.pages;
     walk.absent_count = request.absent;
     walk.limit = request.limit;
-    walk.last_page = walk.count = walk.rule_count = walk.signal_count = walk.checked = walk.searched = 0;
+    walk.last_page = walk.count = walk.rule_count = walk.signal_count = walk.checked = walk.searched = walk.searched_code = 0;
     frames_work = MOST_WORK;
     walk.met_unknown = walk.has_searched = walk.found_by_cfi = false;
     walk.need = 0;

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import resource
 import struct
 import subprocess
@@ -146,8 +147,8 @@ def instructions(chance: random.Random) -> bytes:
 
 
 def code(chance: random.Random) -> bytes:
-    """Code in which a walk recognises something: calls, jumps, returns from signal handlers, starts of goroutines."""
-    made = bytearray()
+    """Code in which a walk recognises something: calls, jumps, returns from signals, starts of goroutines, ends."""
+    made = bytearray(chance.choice((b"", b"\x90\x90\x90\xff\xd0")))  # page() has the address behind this call
     while len(made) < CODE_BYTES:
         target = struct.pack(
             "<i", chance.choice((0, 16, -64, chance.randrange(-0x800, 0x800), chance.choice(_NUMBERS[:9])))
@@ -166,10 +167,35 @@ def code(chance: random.Random) -> bytes:
                 b"\x31\xed",
                 b"\x48\x89\xe3",
                 b"\x90\xe8" + target,
+                *[epilogue(chance)] * 2,
                 b"\xc3" + b"\x90" * (-len(made) % 16),
             )
         )
     return bytes(made[:CODE_BYTES])
+
+
+def epilogue(chance: random.Random) -> bytes:
+    """Loads the old stack pointer from a frame, and what was saved below it, and returns, mostly."""
+
+    def load(register: int, displacement: int) -> bytes:
+        mode = chance.choice((0x40, 0x80)) if displacement else chance.choice((0, 0x40, 0x80))
+        size = {0: 0, 0x40: 1, 0x80: 4}[mode]
+        prefix, code = (0x4C, register - 8) if register > 7 else (0x48, register)
+        return bytes([prefix, 0x8B, mode | code << 3 | 4, 0x24]) + displacement.to_bytes(size, "little", signed=True)
+
+    made = load(4, chance.choice((8, 0x10, 0x40, 0x78, chance.randrange(-128, 128))))
+    for _ in range(chance.choice((0, 1, 3, 6, 30))):
+        register = chance.choice((3, 5, 12, 13, 14, 15)) if chance.random() < 0.98 else chance.randrange(16)
+        made += chance.choice(
+            (
+                *[load(register, 8 * chance.randrange(-2, 8))] * 3,
+                *[b"\x41" * (register > 7) + bytes([0x58 | register & 7])] * 3,
+                b"\x48\x83\xc4" + bytes([8 * chance.randrange(32)]),
+                b"\x48\x81\xc4" + struct.pack("<i", chance.choice((8, 0x100, chance.choice(_NUMBERS[:9])))),
+                b"\xc5\xf8\x77",
+            )
+        )
+    return made + (b"\xc3" if chance.random() < 0.95 else b"")
 
 
 def frames(chance: random.Random, at: int, is_debug: bool) -> tuple[bytes, list[tuple[int, int]]]:
@@ -372,9 +398,11 @@ def _walked(chance: random.Random, content: bytes, library: SanitizedLibrary) ->
     stack, pages = (STACK, 2) if chance.random() < 0.9 else (LAST_STACK, LAST_PAGES)
     content_pages = {stack + PAGE * index: page(chance) for index in range(pages)}
     registers = {number: chance.choice((0, stack + 128, *_NUMBERS)) for number in range(16) if chance.random() < 0.7}
+    ends = [found.start() for found in re.finditer(rb"\x48\x8b[\x64\xa4]\x24", content[:0xC00])]  # epilogue()
+    near = chance.choice(ends) + chance.choice((-4, 0, 5, 8)) if ends and chance.random() < 0.3 else 0
     registers |= {
-        16: CODE + chance.randrange(0x400, 0xC00),
-        7: stack + 8 * chance.randrange(512 if stack == LAST_STACK else 64),
+        16: CODE + (near or chance.randrange(0x400, 0xC00)),
+        7: stack + chance.choice((8, 32)) * chance.randrange(512 if stack == LAST_STACK else 64),
         6: chance.choice((0, stack + 256, *_NUMBERS)),
     }
     copy = StackCopy(registers, chance.choice((HowFound.INTERRUPTED, HowFound.BY_RULE)), content_pages)

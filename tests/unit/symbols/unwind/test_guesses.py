@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from iaprof.formats.wire.unwind_rules import Walked
-from iaprof.symbols.unwind.finishing import PAGE, Finishing, HowFound, StackCopy
+from iaprof.symbols.unwind.finishing import PAGE, Finishing, HowFound, Mapping, StackCopy
 from stacks.debugger import Stop, offset_of, stops
 from unit.symbols.unwind.test_unwind_walk import Files, mappings
 
@@ -55,7 +57,7 @@ stop_here:
 CHAIN = ["leaf", "inner", "mid", "top", "by_pointer", "tail", "main"]
 # As MKL's: code that keeps the old stack pointer in its frame, which is larger than what is searched for a caller.
 KERNELS = """
-.macro KERNEL name, slot
+.macro KERNEL name, slot, does=nop
 .globl \\name
 .type \\name, @function
 \\name:
@@ -72,8 +74,10 @@ KERNELS = """
     mov $7, %r12d
 .globl within_\\name
 within_\\name:
-    nop
+    \\does
     mov \\slot(%rsp), %rsp
+.globl leaves_\\name
+leaves_\\name:
 .endm
 KERNEL loads, 0x78
     mov (%rsp), %rbx
@@ -87,12 +91,27 @@ KERNEL pops, 0x178
     pop %r12
     add $0x28, %rsp
     ret
+.hidden entered
+KERNEL nests, 0x178, "call entered"
+    pop %rbx
+    pop %rbp
+    pop %r12
+    add $0x28, %rsp
+    ret
+KERNEL entered, 0x180 /* at its first instruction, its slot is that of `nests` */
+    pop %rbx
+    pop %rbp
+    pop %r12
+    add $0x28, %rsp
+    ret
 .section .note.GNU-stack,"",@progbits
 """
 CALLS_KERNELS = """
 #define OPAQUE __attribute__((noipa))
 void loads(void);
 void pops(void);
+void nests(void);
+static void (*kernels[])(void) = {pops, loads, nests};
 static volatile int sink;
 OPAQUE static void leaves_words(int depth) {
     volatile char room[4000];
@@ -107,9 +126,9 @@ OPAQUE static void caller(void (*kernel)(void), int n) {
     kernel();
     sink += room[n];
 }
-OPAQUE static void outer(int n) { caller(n % 2 ? loads : pops, n); sink++; }
+OPAQUE static void outer(int n) { caller(kernels[n % 3], n); sink++; }
 int main(void) {
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < 6; n++) {
         leaves_words(30);
         outer(n);
     }
@@ -175,18 +194,41 @@ def test_a_function_without_cfi_that_keeps_the_old_stack_pointer(tmp_path: Path)
     program = tmp_path / "program"
     flags = ["-O2", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-no-pie"]
     subprocess.run(["gcc", *flags, source, library, f"-Wl,-rpath,{tmp_path}", "-o", program], check=True)
-    places = {library: [offset_of(library, name) for name in ("within_loads", "within_pops")]}
-    all_stops = list(stops([program], tmp_path, memory=True, places=places))
+    names = ("within_loads", "within_pops", "leaves_loads", "leaves_pops", "entered")
+    places = {offset_of(library, name): name for name in names}
+    all_stops = list(stops([program], tmp_path, memory=True, places={library: list(places)}))
     functions, files = functions_of(program), Files()
-    assert len(all_stops) == 4
+    assert len(all_stops) == 10
+    enters, returns = offset_of(library, "entered"), offset_of(library, "within_nests") + 5
     with Finishing(files.open) as finishing:
         for stop in all_stops:
             top = stop.registers[7] & -PAGE
             copied = {at: page for at, page in stop.pages.items() if top <= at < top + 16 * PAGE}
-            registers = {number: value for number, value in stop.registers.items() if number <= 16}
+            registers = {register: value for register, value in stop.registers.items() if register <= 16}
             # when
             done = finishing.finish(1, mappings(stop, files), StackCopy(registers, HowFound.INTERRUPTED, copied), 100)
             # then its caller is found by what its end would restore, and is a guess
-            names = [[name for at, name in functions if at <= ip][-1] for ip in done.ips.tolist()[1:4]]
-            assert (names, done.ending) == (["caller", "outer", "main"], Walked.WHOLE)
-            assert done.how_found[:3].tolist() == [HowFound.INTERRUPTED, HowFound.BY_GUESS, HowFound.BY_RULE]
+            place = next(name for at, name in places.items() if (stop.registers[16] - at) % PAGE == 0)
+            ips, own = done.ips.tolist(), 2 if place == "entered" else 1
+            callers = [[name for at, name in functions if at <= ip][-1] for ip in ips[own : own + 3]]
+            assert (place, callers, done.ending) == (place, ["caller", "outer", "main"], Walked.WHOLE)
+            how_found = [HowFound.INTERRUPTED, *[HowFound.BY_GUESS] * own, HowFound.BY_RULE]
+            assert done.how_found[: own + 2].tolist() == how_found
+            # and a kernel that has just been called has no frame yet: the words above are those of its caller
+            assert own == 1 or ips[1] - ips[0] == returns - enters
+
+
+def test_the_ends_of_large_functions_are_not_searched_in_all_frames(tmp_path: Path) -> None:
+    # given a library whose functions nothing tells apart, and a stack of many frames in it
+    assembly, library, base, at, frames = tmp_path / "large.S", tmp_path / "large.so", 0x30000, 0x7FFF_0000_1000, 200
+    assembly.write_text(".globl returns\ncall *%rax\nreturns: .fill 0x100000, 1, 0x90\n")
+    subprocess.run(["gcc", "-shared", "-nostdlib", assembly, "-o", library], check=True)
+    returns = base + offset_of(library, "returns")
+    mapped = (Mapping(base, base + library.stat().st_size, 0, 0),)
+    words = struct.pack(f"<{PAGE // 8}Q", *[0, 0, 0, returns] * (PAGE // 32))
+    pages = {at + PAGE * index: words for index in range(32 * frames // PAGE + 1)}
+    # when
+    with Finishing(lambda _: os.open(library, os.O_RDONLY)) as finishing:
+        done = finishing.finish(1, mapped, StackCopy({16: returns, 7: at}, HowFound.INTERRUPTED, pages), frames)
+    # then that search leaves room for the one of the stack
+    assert (done.ips.tolist(), done.ending) == ([returns] * frames, Walked.DEEP)
