@@ -824,14 +824,18 @@ static bool has_called_c(u64 rsp, u64 rbp) {
     return walk.found_by_cfi && rbp && !(rbp & 7) && (rbp < rsp || rbp - rsp >= LARGEST_FRAME);
 }
 
-/* Notes where a caller was searched first: if that leads outside of code, it was wrong. */
-static void note_search(u64 address, u64 scope) {
-    if (walk.has_searched)
-        return;
-    walk.has_searched = true;
-    walk.searched_count = walk.count;
-    walk.searched_address = address;
-    walk.searched_scope = scope;
+/* Takes what a search found for the caller, with its rule; HARD if BPF has none for it. Notes where the first search was: if it leads
+ * outside of code, what it found was wrong. */
+static enum ending take_found(u64 address, u64 scope, u64 rule, const struct registers *found, struct registers *callers) {
+    if (!walk.has_searched) {
+        walk.has_searched = true;
+        walk.searched_count = walk.count;
+        walk.searched_address = address;
+        walk.searched_scope = scope;
+    }
+    learn(address, scope, rule);
+    *callers = *found;
+    return GOES_ON;
 }
 
 static enum ending step_without_cfi(u64 address, u64 scope, struct registers *registers, struct registers *callers,
@@ -858,12 +862,8 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
     *how = BY_GUESS;
     struct registers by_rbp, by_search;
     u64 rule = HARD;
-    if (scope == AT_INSTRUCTION && by_returning(address, rsp, registers, &by_search, &rule)) {
-        note_search(address, scope);
-        learn(address, scope, rule);
-        *callers = by_search;
-        return GOES_ON;
-    }
+    if (scope == AT_INSTRUCTION && by_returning(address, rsp, registers, &by_search, &rule))
+        return take_found(address, scope, rule, &by_search, callers);
     enum caller caller = by_frame_pointer(address, rsp, rbp, &by_rbp);
     bool is_in_go = is_go(address);
     if (caller == LIKELY) {
@@ -881,12 +881,8 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
     u64 start = (rsp + 7) & ~7ULL, end = rsp + SCANNED_BYTES;
     bool from_generated = is_unread(address);
     gap_around(address, &before, &behind);
-    if (by_epilogue(address, rsp, behind, registers, &by_search)) {
-        note_search(address, scope);
-        learn(address, scope, HARD); /* BPF has no rule for it */
-        *callers = by_search;
-        return GOES_ON;
-    }
+    if (by_epilogue(address, rsp, behind, registers, &by_search))
+        return take_found(address, scope, HARD, &by_search, callers);
     if (caller == OF_ANOTHER) {
         /* rbp belongs to an outer function, as this one does not keep a frame pointer, or not yet: its caller is below. */
         u64 below = rbp + 8 < end ? rbp + 8 : end;
@@ -906,19 +902,13 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
             learn_blocks(address, before, behind, rule); /* where it does not hold for the function, BPF finds no caller */
         else if (rule == HARD)
             end = rbx;
-        if (rule != HARD && walk.count != 1) { /* BPF knows rbx in the innermost frame only */
-            note_search(address, scope);
-            learn(address, scope, HARD);
-            *callers = by_search;
-            return GOES_ON;
-        }
+        if (rule != HARD && walk.count != 1) /* BPF knows rbx in the innermost frame only */
+            return take_found(address, scope, HARD, &by_search, callers);
     }
     if (rule == HARD)
         rule = search(address, start, rsp, end, BY_RSP, registers, from_generated, true, &by_search);
-    note_search(address, scope);
-    learn(address, scope, rule);
-    *callers = by_search;
-    return rule == HARD ? STUCK : GOES_ON;
+    enum ending ending = take_found(address, scope, rule, &by_search, callers);
+    return rule == HARD ? STUCK : ending;
 }
 
 /* ---- the walk ---- */

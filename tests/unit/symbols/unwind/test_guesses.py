@@ -11,27 +11,30 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.wire.unwind_rules import Walked
-from iaprof.symbols.unwind.finishing import PAGE, Finishing, HowFound, Mapping, StackCopy
+from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, Mapping, StackCopy
 from stacks.debugger import Stop, offset_of, stops
 from unit.symbols.unwind.test_unwind_walk import Files, mappings
 
-# Each function calls the next one; `top` and `mid` keep frame pointers, others have other data in rbp, or none. The
-# words on the stack below are those that earlier, deeper calls have left.
-SOURCE = """
-#include <stdint.h>
-#include <string.h>
+# Deep calls, which leave words like return addresses below the stack of later ones.
+LEAVES_WORDS = """
 #define OPAQUE __attribute__((noipa))
-#define WITH OPAQUE __attribute__((optimize("no-omit-frame-pointer")))
-#define WITHOUT OPAQUE __attribute__((optimize("omit-frame-pointer")))
-void stop_here(void);
 static volatile int sink;
 OPAQUE static void leaves_words(int depth) {
-    volatile char room[64];
+    volatile char room[ROOM];
     room[0] = depth;
     if (depth)
         leaves_words(depth - 1);
     sink += room[0];
 }
+"""
+# Each function calls the next one; `top` and `mid` keep frame pointers, others have other data in rbp, or none.
+SOURCE = (
+    f"#define ROOM 64\n{LEAVES_WORDS}"
+    + """
+#include <stdint.h>
+#define WITH OPAQUE __attribute__((optimize("no-omit-frame-pointer")))
+#define WITHOUT OPAQUE __attribute__((optimize("omit-frame-pointer")))
+void stop_here(void);
 WITHOUT static void leaf(void) { volatile uintptr_t room[12]; sink = (int)(uintptr_t)&room; stop_here(); sink++; }
 WITHOUT static void inner(int n) { volatile uintptr_t room[9]; sink = (int)(uintptr_t)&room + n; leaf(); sink++; }
 WITH static void mid(int n) { volatile char room[n + 8]; room[n] = n; inner(n); sink += room[n]; }
@@ -45,6 +48,7 @@ int main(void) {
     }
 }
 """
+)
 STOP = """
 .globl stop_here
 .type stop_here, @function
@@ -106,20 +110,13 @@ KERNEL entered, 0x180 /* at its first instruction, its slot is that of `nests` *
     ret
 .section .note.GNU-stack,"",@progbits
 """
-CALLS_KERNELS = """
-#define OPAQUE __attribute__((noipa))
+CALLS_KERNELS = (
+    f"#define ROOM 4000\n{LEAVES_WORDS}"
+    + """
 void loads(void);
 void pops(void);
 void nests(void);
 static void (*kernels[])(void) = {pops, loads, nests};
-static volatile int sink;
-OPAQUE static void leaves_words(int depth) {
-    volatile char room[4000];
-    room[0] = depth;
-    if (depth)
-        leaves_words(depth - 1);
-    sink += room[0];
-}
 OPAQUE static void caller(void (*kernel)(void), int n) {
     volatile char room[n + 8];
     room[n] = n;
@@ -134,6 +131,7 @@ int main(void) {
     }
 }
 """
+)
 BUILDS = {"O2": ["-O2"], "Os": ["-Os"], "not aligned": ["-O2", "-fno-align-functions"], "stripped": ["-O2", "-s"]}
 
 
@@ -166,20 +164,28 @@ def functions_of(program: Path) -> list[tuple[int, str]]:
     return sorted((int(at, 16), name) for at, name in re.findall(r"(?m)^(\w+) [tT] (\S+)$", text))
 
 
+def finished(finishing: Finishing, stop: Stop, files: Files) -> Finished:
+    """Finishes the stack of a stop, of which 16 pages are copied."""
+    top = stop.registers[7] & -PAGE
+    copied = {at: page for at, page in stop.pages.items() if top <= at < top + 16 * PAGE}
+    registers = {number: value for number, value in stop.registers.items() if number <= 16}
+    return finishing.finish(1, mappings(stop, files), StackCopy(registers, HowFound.INTERRUPTED, copied), 100)
+
+
+def names_at(functions: list[tuple[int, str]], ips: list[int]) -> list[str]:
+    """Names of the functions that have these addresses."""
+    return [[name for at, name in functions if at <= ip][-1] for ip in ips]
+
+
 def test_a_caller_is_never_another_functions(stopped: tuple[Path, list[Stop]]) -> None:
     named, all_stops = stopped
     functions, files = functions_of(named), Files()
     assert len(all_stops) == 8
     with Finishing(files.open) as finishing:
         for stop in all_stops:
-            top = stop.registers[7] & -PAGE
-            copied = {at: page for at, page in stop.pages.items() if top <= at < top + 16 * PAGE}
-            registers = {number: value for number, value in stop.registers.items() if number <= 16}
-            done = finishing.finish(1, mappings(stop, files), StackCopy(registers, HowFound.INTERRUPTED, copied), 100)
-            ips = done.ips.tolist()[1 : 1 + len(CHAIN)]
-            names = [[name for at, name in functions if at <= ip][-1] for ip in ips]
+            done = finished(finishing, stop, files)
             # then the callers are those that the program has
-            assert names == CHAIN
+            assert names_at(functions, done.ips.tolist()[1 : 1 + len(CHAIN)]) == CHAIN
             assert done.ending is Walked.WHOLE
             # and known to be guessed
             assert (done.how_found[1 : 1 + len(CHAIN)] == HowFound.BY_GUESS).all()
@@ -202,15 +208,12 @@ def test_a_function_without_cfi_that_keeps_the_old_stack_pointer(tmp_path: Path)
     enters, returns = offset_of(library, "entered"), offset_of(library, "within_nests") + 5
     with Finishing(files.open) as finishing:
         for stop in all_stops:
-            top = stop.registers[7] & -PAGE
-            copied = {at: page for at, page in stop.pages.items() if top <= at < top + 16 * PAGE}
-            registers = {register: value for register, value in stop.registers.items() if register <= 16}
             # when
-            done = finishing.finish(1, mappings(stop, files), StackCopy(registers, HowFound.INTERRUPTED, copied), 100)
+            done = finished(finishing, stop, files)
             # then its caller is found by what its end would restore, and is a guess
             place = next(name for at, name in places.items() if (stop.registers[16] - at) % PAGE == 0)
             ips, own = done.ips.tolist(), 2 if place == "entered" else 1
-            callers = [[name for at, name in functions if at <= ip][-1] for ip in ips[own : own + 3]]
+            callers = names_at(functions, ips[own : own + 3])
             assert (place, callers, done.ending) == (place, ["caller", "outer", "main"], Walked.WHOLE)
             how_found = [HowFound.INTERRUPTED, *[HowFound.BY_GUESS] * own, HowFound.BY_RULE]
             assert done.how_found[: own + 2].tolist() == how_found
