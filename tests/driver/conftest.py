@@ -11,13 +11,12 @@ from driver.injecting import Recorder
 from iaprof.bpf.probes import functions
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.record.kernels.drivers import Injection
-from integration.recording import IN_TURN
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """One worker has them all: a recorder sees every process, and the runtime gives the same addresses in each."""
+    """None records beside others: a recorder sees every process, and a driver gives the same addresses in each."""
     item.add_marker("driver")
-    item.add_marker(IN_TURN)
+    item.add_marker("alone")
 
 
 @pytest.fixture(scope="session")
