@@ -133,7 +133,8 @@ def watch_launches(seconds: float = SECONDS) -> SeenLaunches | None:
         probes.ready()
         if not sum(outcome.probes for outcome in probes.libraries.running()):
             return None
-        with contextlib.closing(LearnerProcess(probes)) as learner:
+        with contextlib.closing(LearnerProcess()) as learner:
+            learner.learn_from(probes)
             launches, stacks = _read(probes, learner, seconds)
     except (BpfUnavailable, OSError):
         return None

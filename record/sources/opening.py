@@ -77,10 +77,14 @@ def open_sources(
         IaprofError: no device, no permission, no BPF, no room; the text says what to do.
     """
     sampler = until_end.enter_context(closing(open_sampler(options)))
+    # The learner's imports, and the BPF programs if they must be compiled, run while the rest is opened.
+    try:
+        learner = until_end.enter_context(closing(LearnerProcess()))
+    except OSError as error:
+        raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
     calibrator = until_end.enter_context(Calibrator())
     if calibrates := Way.ATTACH in options.launches.ways and not sampler.has_library:
         calibrator.take_installed(vulkan_drivers(bool(options.command)))
-    # If BPF programs must be compiled, that runs while the rest is opened.
     probes = LaunchProbes(
         replace(options.sizes, message_pages=MESSAGE_PAGES, path_pages=PATH_PAGES)
         if sampler.has_library
@@ -98,10 +102,7 @@ def open_sources(
     calibrator.wait(signals.check)
     if calibrates:
         probes.libraries.calibrate = calibrator.take
-    try:
-        learner = LearnerProcess(probes)
-    except OSError as error:
-        raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
+    learner.learn_from(probes)
     stacks = until_end.enter_context(closing(FinishedStacks(probes.depth, learner)))
     drivers = until_named.enter_context(
         closing(Drivers(probes.libraries, options.launches, bool(options.command), sampler.has_library))

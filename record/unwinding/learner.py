@@ -47,6 +47,7 @@ from iaprof.record.unwinding.unfinished import (
     finished_records,
 )
 from iaprof.sandbox.deadline import patient_clock
+from iaprof.sandbox.worker import Closing
 from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, Mapping
 
 
@@ -106,6 +107,7 @@ DROPPED = struct.Struct("<cI")  # message: DROPPED_MARK, and how many copies wer
 DROPPED_MARK = b"d"
 _NO_COPIES = 1 << 63  # in place of the number of answered copies: BPF sends no more
 PREPARE_REQUEST = struct.Struct("<I?")  # request: search a process for an interpreter, and open all its files or not
+_LONGEST_SETTINGS, _MOST_MAPS = 1 << 12, 16  # of the recorder's first message: JSON, and descriptors of BPF maps
 SYNC = b"s"  # request: report when all stacks copied before are finished; and the answer
 
 
@@ -123,10 +125,33 @@ class Process:
         return state._replace(exec_vm=0) == self.state._replace(exec_vm=0)
 
 
+class Readers(Closing):
+    """The learner's children; also a context manager."""
+
+    def __init__(self) -> None:
+        """Starts nothing yet."""
+        self.opener = Opener()
+        self.images = Images(self.opener)
+        self.finishing = Finishing(self.images.open)
+
+    def start(self) -> None:
+        """Starts the children, so that the first stack does not wait for them."""
+        with contextlib.suppress(IaprofError, OSError):
+            self.opener.start()
+            self.finishing.start()
+
+    def close(self) -> None:
+        """Ends the children."""
+        self.finishing.close()
+        self.opener.close()
+
+
 class Learner:
     """Finishes stacks and writes rules; `_serve` waits for work."""
 
-    def __init__(self, table: RuleTable, spaces: Spaces, depth: int, first_space: int, pythons: int) -> None:
+    def __init__(
+        self, table: RuleTable, spaces: Spaces, depth: int, first_space: int, pythons: int, readers: Readers
+    ) -> None:
         """Begins without rules.
 
         Args:
@@ -135,11 +160,10 @@ class Learner:
             depth: the most addresses of a stack.
             first_space: the first number for spaces.
             pythons: descriptor of BPF's map of interpreters; it stays the caller's.
+            readers: the children; they stay the caller's.
         """
         self._table, self._spaces, self._depth = table, spaces, depth
-        self._opener = Opener()
-        self._images = Images(self._opener)
-        self._finishing = Finishing(self._images.open)
+        self._opener, self._images, self._finishing = readers.opener, readers.images, readers.finishing
         self._interpreters = Interpreters(self._finishing, self._images, pythons)
         self._messages: list[bytes] = []  # about interpreters
         # Processes that may have an interpreter, and whether they will launch.
@@ -176,17 +200,6 @@ class Learner:
         self._failures: Counter[int] = Counter()  # by process
         self._user_failures: Counter[str] = Counter()  # by account
         self._failures_forgotten = patient_clock()
-
-    def close(self) -> None:
-        """Ends the children."""
-        self._finishing.close()
-        self._opener.close()
-
-    def start(self) -> None:
-        """Starts the children, so that the first stack does not wait for them."""
-        with contextlib.suppress(IaprofError, OSError):
-            self._opener.start()
-            self._finishing.start()
 
     @property
     def poll_timeout_ms(self) -> float | None:
@@ -629,19 +642,25 @@ def _account_of(pid: int) -> str:
     return rights.answerable if rights is not None else ""
 
 
-def main(settings: str) -> None:
+def main() -> None:
     """Serves until the recorder shuts down its end of the socket, and then until nothing is left."""
     take_in_advance(KEPT_BYTES)
-    options = json.loads(settings)
     channel = socket.socket(fileno=0)
-    ring = RingBuffer(options["copies"], options["copies_bytes"], COPY)
-    table = RuleTable(options["rules"], options["bits"])
-    spaces = Spaces(*(options[name] for name in ("spaces", "process_unloads", "missed_paths", "copies_done")))
-    learner = Learner(table, spaces, options["depth"], 1 + options["starts"] * MOST_SPACES, options["pythons"])
-    learner.start()
-    with contextlib.suppress(ConnectionError):  # the recorder has ended without waiting for answers
-        _serve(learner, ring, channel)
-    learner.close()
+    with Readers() as readers:
+        # The recorder loads its BPF programs meanwhile, and has no maps before.
+        readers.start()
+        message, files, _, _ = socket.recv_fds(channel, _LONGEST_SETTINGS, _MOST_MAPS, socket.MSG_CMSG_CLOEXEC)
+        if not message:  # the recorder has ended
+            return
+        options = json.loads(message)
+        maps = dict(zip(options["maps"], files, strict=True))
+        ring = RingBuffer(maps["copies"], options["copies_bytes"], COPY)
+        table = RuleTable(maps["rules"], options["bits"])
+        spaces = Spaces(*(maps[name] for name in ("spaces", "process_unloads", "missed_paths", "copies_done")))
+        first_space = 1 + options["starts"] * MOST_SPACES
+        learner = Learner(table, spaces, options["depth"], first_space, maps["pythons"], readers)
+        with contextlib.suppress(ConnectionError):  # the recorder has ended without waiting for answers
+            _serve(learner, ring, channel)
 
 
 def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import select
 import socket
@@ -33,22 +32,17 @@ _DESCRIPTORS = ("copies", "rules", "spaces", "process_unloads", "missed_paths", 
 class LearnerProcess:
     """The learner's process."""
 
-    def __init__(self, probes: LaunchProbes, sync_s: float = SYNC_S) -> None:
-        """Starts the learner.
+    def __init__(self, sync_s: float = SYNC_S) -> None:
+        """Starts the process, which imports its modules and starts its children; then it waits for `learn_from`.
 
         Args:
-            probes: the source of unfinished stacks; they must be closed after the learner.
             sync_s: how long to wait for stacks that were copied before, in seconds.
 
         Raises:
             OSError: the process cannot be started.
         """
-        self._maps = {name: probes.maps[name] for name in _DESCRIPTORS}
-        self._numbers = {
-            "copies_bytes": probes.sizes.copied_pages * mmap.PAGESIZE,
-            "bits": probes.sizes.rule_bits,
-            "depth": probes.depth,
-        }
+        self._settings: dict[str, object] = {}
+        self._files: list[int] = []  # the maps that the settings name
         self._sync_s = sync_s
         self._starts = 0
         self._ended_cpu_s = 0.0  # of learners that have ended
@@ -59,20 +53,39 @@ class LearnerProcess:
         self._start()
 
     def _start(self) -> None:
-        settings = {**self._maps, **self._numbers, "starts": self._starts}
         self._child = Worker(
             "iaprof.record.unwinding.learner:main",
-            json.dumps(settings),
             channel=socket.SOCK_SEQPACKET,
             # It gives back many copies, and the recorder may be slow to read them; also requests to search processes
             # queue up.
             queue_bytes=_CHANNEL_BYTES,
-            files=list(self._maps.values()),
             errors=None,
             nice=_NICE,
         )
         self._child.channel.setblocking(False)
         self._starts += 1
+        if self._settings:
+            self._send_settings(self._child)
+
+    def learn_from(self, probes: LaunchProbes) -> None:
+        """Has the process finish stacks.
+
+        Args:
+            probes: the source of unfinished stacks; they must be closed after the learner.
+        """
+        self._settings = {
+            "maps": _DESCRIPTORS,
+            "copies_bytes": probes.sizes.copied_pages * mmap.PAGESIZE,
+            "bits": probes.sizes.rule_bits,
+            "depth": probes.depth,
+        }
+        self._files = [probes.maps[name] for name in _DESCRIPTORS]
+        if self._child is not None:
+            self._send_settings(self._child)
+
+    def _send_settings(self, child: Worker) -> None:
+        with contextlib.suppress(OSError):  # it has died, which the next read sees
+            child.send({**self._settings, "starts": self._starts - 1}, self._files)
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when a message has come; -1 when no learner is running any more."""

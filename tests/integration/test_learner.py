@@ -68,7 +68,8 @@ def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
 ) -> None:
     # given a recorder that ends before it reads the answer to a request
     probes = LaunchProbes()
-    learner = LearnerProcess(probes)
+    learner = LearnerProcess()
+    learner.learn_from(probes)
     child = learner._child
     assert child is not None
     # when
@@ -86,7 +87,8 @@ def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
 
 def test_a_learner_that_is_killed_is_started_again_but_not_for_ever(within: Within) -> None:
     probes = LaunchProbes()
-    learner = LearnerProcess(probes)
+    learner = LearnerProcess()
+    learner.learn_from(probes)
     with within(LONGEST_S):
         for left in range(MOST_STARTS - 1, -1, -1):
             ready(learner)

@@ -21,7 +21,8 @@ class Walking:
 
     def __init__(self, probes: LaunchProbes) -> None:
         """Starts the learner, and waits until it has finished what was copied before."""
-        self._probes, self.learner = probes, LearnerProcess(probes, sync_s=LONGEST_S)
+        self._probes, self.learner = probes, LearnerProcess(LONGEST_S)
+        self.learner.learn_from(probes)
         self._dtype = stack_dtype(probes.depth)
         self._stacks: dict[int, tuple[list[int], Walked]] = {}
         self.guessed: dict[int, list[bool]] = {}  # by stack id: whether each address was guessed

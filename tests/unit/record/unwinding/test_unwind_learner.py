@@ -30,6 +30,7 @@ from iaprof.record.unwinding.learner import (
     READY,
     Budget,
     Learner,
+    Readers,
 )
 from iaprof.record.unwinding.mappings import ImageGone
 from iaprof.record.unwinding.unfinished import MOST_FAILURES, StackQueue
@@ -122,7 +123,7 @@ class LearnerUnderTest:
 
     def __init__(self) -> None:
         self.table, self.spaces, self.finishing = Table(), Spaces(), Finishing()
-        self.learner = Learner(self.table, self.spaces, DEPTH, 1, -1)  # type: ignore[arg-type]
+        self.learner = Learner(self.table, self.spaces, DEPTH, 1, -1, Readers())  # type: ignore[arg-type]
         self.learner._finishing = self.finishing  # type: ignore[assignment]
         self.learner._interpreters = SimpleNamespace(failures=0, search=lambda *_: [])  # type: ignore[assignment]
 
