@@ -5,8 +5,8 @@ Every process that runs our code for another process is a Worker:
 - It is a new interpreter, not a fork, with only the descriptors and the environment that it is given. Its stdin is the
   channel to this process, or /dev/null.
 - It imports modules from the same folders as this process, whatever environment variables and the working directory
-  are. A `bare` worker imports only from the standard library and the folder with this package, and does not run the
-  module site.
+  are. A `bare` worker imports only from the standard library and the folder with this package. None runs the module
+  site, nor what other packages have put into its .pth files.
 - It has its own session: Ctrl-C reaches only this process. When the worker has ended, its own children are killed.
 - Only this class waits for it, so its exit status and CPU time are known. As a file system in user space can block even
   a killed process, waits can have a time limit.
@@ -96,7 +96,7 @@ class Worker(Closing):
             user: the child's user and group id, without supplementary groups; None for this process's. The user needs
                 no right to search the folders above the interpreter and its packages.
             group: the group id, where `user` is given and it is another one.
-            bare: do not run the module site, so that the child starts faster.
+            bare: import no installed packages, and restrict none.
             python: the interpreter with its options, in place of this one.
             linker: the dynamic linker with its options, which starts the interpreter; none for the interpreter's own.
             nice: the nice value of the child and of its session; None for those of this process.
@@ -108,21 +108,21 @@ class Worker(Closing):
         self.status: int | None = None  # exit code, or minus the signal that ended the child; None before it was reaped
         self.cpu_seconds = 0.0  # CPU time of the child and the children it waited for; 0 before it was reaped
         module, _, name = function.partition(":")
-        paths = [_PACKAGES] if bare else [path for path in sys.path if os.path.isabs(path)]
+        paths = [_PACKAGES] if bare else [*(path for path in sys.path if os.path.isabs(path)), _PACKAGES]
         environment = {**ONE_THREAD, **(environment or {})}
         with contextlib.ExitStack() as opened:
             if user is not None:
                 of_user = _OpenPython(opened, paths)
                 python, paths, files = of_user.command, of_user.paths, [*files, *of_user.files]
                 environment["PYTHONHOME"] = of_user.home
-            command = [*linker, *(python or interpreter(bare)), "-c", _program(module, name, len(arguments), bare)]
+            command = [*linker, *(python or _interpreter()), "-c", _program(module, name, len(arguments), bare)]
             if channel is not None:
                 ours, theirs = map(opened.enter_context, socket.socketpair(socket.AF_UNIX, channel))
                 for end in (ours, theirs) if queue_bytes else ():
                     with contextlib.suppress(OSError):  # needs root
                         end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, queue_bytes)
             self._process = subprocess.Popen(
-                [*command, *map(str, arguments), *paths],
+                [*command, *map(str, arguments), sys.prefix, *paths],
                 stdin=subprocess.DEVNULL if channel is None else theirs.fileno(),
                 stdout=output,
                 stderr=errors,
@@ -287,17 +287,21 @@ class _OpenPython:
         return f"/proc/self/fd/{file}"
 
 
-def interpreter(bare: bool = False) -> list[str]:
+def _interpreter() -> list[str]:
     """Returns the command of this interpreter with a Worker's options."""
-    return [sys.executable, "-I", *(["-S"] if bare else []), *(["-B"] if sys.dont_write_bytecode else [])]
+    return [sys.executable, "-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
 
 
 def _program(module: str, name: str, arguments: int, bare: bool) -> str:
-    """Returns the child's program, whose arguments are those of the function, then the folders for sys.path."""
+    """Returns the child's program; its arguments are those of the function, sys.prefix, and folders for sys.path."""
     end = arguments + 1
-    imports = f"sys.path += sys.argv[{end}:]"
-    if not bare:
-        imports = f"sys.path[:] = sys.argv[{end}:]; from iaprof.basics.libraries import restrict_libraries as r; r()"
+    imports = f"sys.prefix = sys.argv[{end}]; "
+    if bare:
+        imports += f"sys.path += sys.argv[{end + 1}:]"
+    else:
+        imports += (
+            f"sys.path[:] = sys.argv[{end + 1}:]; from iaprof.basics.libraries import restrict_libraries as r; r()"
+        )
     # What is imported stays, so that looking for garbage among it would be for nothing: it takes a fifth of the time.
     get_ready = f"gc.disable(); {imports}; from {module} import {name}; gc.freeze(); gc.enable()"
     return f"import gc, sys; {get_ready}; {name}(*sys.argv[1:{end}])"
