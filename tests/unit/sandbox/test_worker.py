@@ -54,7 +54,7 @@ files = {int(name): os.readlink(f"/proc/self/fd/{name}") for name in os.listdir(
          and os.path.exists(f"/proc/self/fd/{name}")}
 print(json.dumps({"files": files, "stdin": os.readlink("/proc/self/fd/0"), "environment": dict(os.environ),
                   "session": os.getsid(0) == os.getpid(), "folder": os.getcwd(), "path": sys.path,
-                  "modules": sorted(sys.modules)}))
+                  "prefix": sys.prefix, "modules": sorted(sys.modules)}))
 """
 
 
@@ -94,7 +94,10 @@ def test_a_worker_has_this_process_s_sys_path_and_a_bare_one_only_our_package(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
-    assert told(run, STATE)["path"][0] == str(tmp_path / "elsewhere")
+    child = told(run, STATE)
+    assert child["path"][0] == str(tmp_path / "elsewhere")
+    assert child["prefix"] == sys.prefix
+    assert "site" not in child["modules"], "it runs what packages put into their .pth files"
     bare = told(run, "import iaprof.record.kernels.collector_child" + STATE, bare=True)
     assert bare["path"][-1] == str(Path(iaprof.__file__).parents[1])
     assert all(path.startswith((sys.base_prefix, sys.prefix)) for path in bare["path"][:-1])
