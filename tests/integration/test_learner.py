@@ -63,17 +63,19 @@ def test_what_a_program_unloads_is_counted_before_it_maps_a_driver(tmp_path: Pat
             to_program.close()
 
 
+@pytest.mark.parametrize("has_maps", [True, False])
 def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
-    capfd: pytest.CaptureFixture[str], within: Within
+    capfd: pytest.CaptureFixture[str], within: Within, has_maps: bool
 ) -> None:
-    # given a recorder that ends before it reads the answer to a request
+    # given a recorder that ends before it reads the answer to a request, or before it has loaded its programs
     probes = LaunchProbes()
     learner = LearnerProcess()
-    learner.learn_from(probes)
     child = learner._child
     assert child is not None
+    if has_maps:
+        learner.learn_from(probes)
+        child.channel.send(SYNC)
     # when
-    child.channel.send(SYNC)
     child.channel.close()
     # then
     with within(LONGEST_S):
@@ -102,4 +104,20 @@ def test_a_learner_that_is_killed_is_started_again_but_not_for_ever(within: With
         # and the recorder does not wait for a learner then
         assert learner.has_finished()
         assert learner.finish() == []
+    probes.close()
+
+
+def test_a_learner_that_dies_before_it_has_its_maps_is_started_again(within: Within) -> None:
+    probes = LaunchProbes()
+    learner = LearnerProcess()
+    assert learner._child is not None
+    os.kill(learner._child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, learner._child.pid, os.WEXITED | os.WNOWAIT)
+    # when
+    learner.learn_from(probes)
+    assert list(learner.read()) == []
+    # then
+    with within(LONGEST_S):
+        ready(learner)
+    learner.close()
     probes.close()
