@@ -41,8 +41,7 @@ class LearnerProcess:
         Raises:
             OSError: the process cannot be started.
         """
-        self._settings: dict[str, object] = {}
-        self._files: list[int] = []  # the maps that the settings name
+        self._probes: LaunchProbes | None = None
         self._sync_s = sync_s
         self._starts = 0
         self._ended_cpu_s = 0.0  # of learners that have ended
@@ -64,8 +63,8 @@ class LearnerProcess:
         )
         self._child.channel.setblocking(False)
         self._starts += 1
-        if self._settings:
-            self._send_settings(self._child)
+        if self._probes is not None:
+            self.learn_from(self._probes)
 
     def learn_from(self, probes: LaunchProbes) -> None:
         """Has the process finish stacks.
@@ -73,19 +72,17 @@ class LearnerProcess:
         Args:
             probes: the source of unfinished stacks; they must be closed after the learner.
         """
-        self._settings = {
+        self._probes = probes
+        settings = {
             "maps": _DESCRIPTORS,
             "copies_bytes": probes.sizes.copied_pages * mmap.PAGESIZE,
             "bits": probes.sizes.rule_bits,
             "depth": probes.depth,
+            "starts": self._starts - 1,
         }
-        self._files = [probes.maps[name] for name in _DESCRIPTORS]
         if self._child is not None:
-            self._send_settings(self._child)
-
-    def _send_settings(self, child: Worker) -> None:
-        with contextlib.suppress(OSError):  # it has died, which the next read sees
-            child.send({**self._settings, "starts": self._starts - 1}, self._files)
+            with contextlib.suppress(OSError):  # it has died, which the next read sees
+                self._child.send(settings, [probes.maps[name] for name in _DESCRIPTORS])
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when a message has come; -1 when no learner is running any more."""

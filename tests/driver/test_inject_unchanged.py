@@ -74,7 +74,6 @@ def test_a_program_does_the_same_and_leaves_the_same_files_as_without(
     injection.close()
 
 
-@pytest.mark.alone  # any recorder of the machine takes the library's probes
 def test_nothing_is_written_while_nobody_records(workload: Workload, tmp_path: Path) -> None:
     injection = Injection()
     environment = injection.environment(workload.runtime.environment("bmg"))
