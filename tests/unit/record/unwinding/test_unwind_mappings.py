@@ -54,7 +54,9 @@ def test_generated_code_is_of_no_file_and_the_vdso_is_one(images: Images) -> Non
     with mmap.mmap(-1, PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=rights) as generated:
         at = ctypes.addressof(ctypes.c_char.from_buffer(generated))
         found = {each.start: each for each in executable(os.getpid(), images)}
-        assert found[at].image == -1
+        # the kernel may have joined it to another mapping of the same rights, such as one of libffi's closures
+        (around,) = [each for each in found.values() if each.start <= at < each.end]
+        assert around.image == -1
     assert sorted(found) == [each.start for each in found.values()]
     with open("/proc/self/maps") as maps:
         (vdso,) = [int(line.split("-")[0], 16) for line in maps if line.endswith("[vdso]\n")]
