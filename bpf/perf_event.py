@@ -21,6 +21,7 @@ from iaprof.bpf.syscall import syscall
 _SYS_PERF_EVENT_OPEN = 298  # x86-64
 _FLAG_FD_CLOEXEC = 8
 TYPE_SOFTWARE = 1
+TYPE_TRACEPOINT = 2
 COUNT_SW_CPU_CLOCK = 0
 COUNT_SW_DUMMY = 9
 READ_TIME_ENABLED = 1  # PERF_FORMAT_TOTAL_TIME_ENABLED
@@ -29,6 +30,7 @@ FORMAT_GROUP = 1 << 3  # in `read_format`: read(2) returns a u64 count, then a u
 
 IOC_ENABLE = 0x2400
 IOC_DISABLE = 0x2401
+IOC_SET_OUTPUT = 0x2405
 IOC_SET_BPF = 0x40042408
 IOC_PERIOD = 0x40082404
 
@@ -39,6 +41,7 @@ class Sample(IntFlag):
     TID = 1 << 1
     TIME = 1 << 2
     CPU = 1 << 7
+    RAW = 1 << 10
 
 
 class Flag(IntFlag):

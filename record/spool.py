@@ -70,13 +70,14 @@ class FrameKind(IntEnum):
     TRANSFERS = 21  # LAUNCH records of copies and fills
     WAITS = 23  # WAIT records
     EXECUTIONS = 24  # EXECUTION records
+    GPU_JOBS = 26  # JSON of `shape` bytes, the formats of the tracepoints; then perf records; `source` is the CPU
     KERNEL_NAME = 25  # JSON, the whole name of a kernel of a process
     COPY = 15  # COPY records, of stacks that were not finished while recording
 
 
 _COMPRESSED = {
     *(FrameKind.LAUNCHES, FrameKind.TRANSFERS, FrameKind.LISTS, FrameKind.CPU_SAMPLES, FrameKind.WAITS),
-    FrameKind.EXECUTIONS,
+    *(FrameKind.EXECUTIONS, FrameKind.GPU_JOBS),
     *(FrameKind.STACKS, FrameKind.PYTHON, FrameKind.CODES, FrameKind.COPY, FrameKind.SIDEBAND),
 }
 

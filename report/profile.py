@@ -26,6 +26,7 @@ from iaprof.report.gpu.module import NO_BINARY, NO_DECODER, NO_INSTRUCTION, GpuK
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED, Method
 from iaprof.report.join.energy import ReadEnergy, read_energy
 from iaprof.report.join.executions import read_launches
+from iaprof.report.join.jobs import jobs_of
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.kernels import KernelNames, SampledKernels, instruction_starts
 from iaprof.report.join.operators import read_operators
@@ -237,6 +238,7 @@ def build(
         by_thread=bool(selection.tids),
         operators=operators.chains if operators else ((),),
     )
+    placed.jobs = jobs_of(capture)
     del operators, mark  # before the stalls are read
     begin_ns = begun_ns(capture.header) if options.start_ns is None else options.start_ns
     row_filter = selection.row_filter(capture.header, begin_ns)
@@ -247,12 +249,16 @@ def build(
     seen = Seen(selection.reason_mask(reasons_of(known)), len(known)) if options.seen else None
     by_time_ns = None if options.by_time_s is None else int(options.by_time_s * 1e9)
     task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, by_time_ns, energy, seen)
-    joined, facts.records, crowded, by_time = join(capture, task, progress)
+    joined, facts.records, crowded, beside, by_time = join(capture, task, progress)
     capture.check(len(np.unique(joined.site)), SITES)
     capture.check(len(np.unique(joined.ip)), INSTRUCTIONS)
     if crowded:
         facts.problems["in so many kernels that only some of these were looked at"] = [
             counted(crowded, "address", "addresses")
+        ]
+    if beside:
+        facts.problems["sampled while programs whose launches are not recorded had work on a GPU, too"] = [
+            counted(beside, "stall record")
         ]
     return_free_memory()
     found = _Found(capture, placed, kernels, known, begin_ns, energy, seen, symbolizer or CaptureNames(capture))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.gpu.vendors import FIRST_REASONS, SAMPLE_ROWS
 
-FORMAT = 11
+FORMAT = 12
 
 
 class FieldFlags(IntFlag):
@@ -139,6 +139,23 @@ ROW_KINDS = (
         description="when launches ran on a GPU of NVIDIA's",
         count="timed_executions",
         label="timed executions",
+    ),
+    RowKind(
+        "gpu_job",
+        (
+            Field("time_ns", _u64, TIME),
+            Field("end_ns", _u64, NULL | TIME),
+            Field("queued_ns", _u64, NULL | TIME),
+            Field("pid", _u32, REPEATS),
+            Field("queue", _text, NULL),
+            Field("device", _text, NULL),
+            Field("at_once", _bool),
+        ),
+        since=12,
+        view="gpu_jobs",
+        description="when the kernel's scheduler had given a process's work to a GPU",
+        count="gpu_jobs",
+        label="GPU jobs",
     ),
     RowKind(
         "command_list",

@@ -69,7 +69,7 @@ def text(name: bytes) -> str:
     return as_text(name.split(b"\0", 1)[0])
 
 
-def _records(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
+def records_of(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
     """Finds records up to the first malformed one.
 
     Returns:
@@ -88,6 +88,11 @@ def _records(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
     return found, 8 * position
 
 
+def lost_of(data: bytes, start: int) -> int:
+    """How many records the kernel dropped, says the LOST record whose body begins at `start`."""
+    return int(_LOST.unpack_from(data, start)[1])
+
+
 def decode(data: bytes, into: SideBand) -> None:
     """Adds the records in `data`, whole records in the order of one CPU's buffer, to `into`.
 
@@ -95,7 +100,7 @@ def decode(data: bytes, into: SideBand) -> None:
         ValueError: `data` ends in bytes that are not a record; the records before it were added.
     """
     mappings, processes = into.mappings, into.processes
-    found, whole = _records(data)
+    found, whole = records_of(data)
     for kind, misc, start, end in found:
         body_end = end - _TRAILER.size
         if kind == MMAP2 and body_end >= start + _MMAP2.size:
@@ -122,7 +127,7 @@ def decode(data: bytes, into: SideBand) -> None:
             event = "running" if running else "fork" if kind == FORK else "exit"
             _add_process(processes, time, pid, tid, ppid, event, None)
         elif kind == LOST and end >= start + _LOST.size:
-            into.lost += _LOST.unpack_from(data, start)[1]
+            into.lost += lost_of(data, start)
     if whole != len(data):
         raise ValueError(f"{len(data) - whole} of its bytes are not records")
 
@@ -140,7 +145,7 @@ def _add_process(
 
 def mapped_paths(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Time, pid and path of each mapping in `data`."""
-    for kind, _, start, end in _records(data)[0]:
+    for kind, _, start, end in records_of(data)[0]:
         if kind == MMAP2 and end - _TRAILER.size >= start + _MMAP2.size:
             pid = struct.unpack_from("<I", data, start)[0]
             yield (
@@ -152,7 +157,7 @@ def mapped_paths(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 def process_events(data: bytes) -> Iterator[tuple[int, int, int, bool]]:
     """Time, pid, parent's pid and whether it begins (or else ends) of each process event in `data`."""
-    for kind, _, start, end in _records(data)[0]:
+    for kind, _, start, end in records_of(data)[0]:
         if kind in (FORK, EXIT) and end - start >= _TASK.size:
             pid, parent, tid, _, time = _TASK.unpack_from(data, start)
             if pid == tid:  # others are threads
@@ -187,7 +192,7 @@ def _tasks(data: bytes, kind: int) -> tuple[NDArray[np.uint32], NDArray[np.uint6
 def process_records(data: bytes, pids: Container[int]) -> bytes:
     """The MMAP2, COMM and FORK records of some processes."""
     kept = []
-    for kind, _, start, end in _records(data)[0]:
+    for kind, _, start, end in records_of(data)[0]:
         if kind in (MMAP2, COMM, FORK) and end - start >= 4 and struct.unpack_from("<I", data, start)[0] in pids:
             kept.append(data[start - _HEADER.size : end])
     return b"".join(kept)

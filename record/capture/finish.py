@@ -29,6 +29,7 @@ from iaprof.basics.files import replace_file, use_folder
 from iaprof.formats.capture import metric_values
 from iaprof.formats.capture.schema import RECORDED, ROW_KINDS, SAMPLE_KINDS, sorted_kinds
 from iaprof.formats.capture.writer import CaptureWriter, Written
+from iaprof.formats.header.gpu_jobs import SOURCE as GPU_JOBS
 from iaprof.formats.header.launch_warnings import NO_LAUNCHES, add_drivers, no_launches
 from iaprof.formats.header.left_out import TOTALS as LEFT_OUT
 from iaprof.formats.header.stack_counts import PYTHON_STACKS
@@ -51,6 +52,7 @@ from iaprof.formats.wire.launches import (
 from iaprof.formats.wire.sideband import SideBand, decode
 from iaprof.gpu.vendors import of_layout
 from iaprof.record.budget import children_cpu_seconds, cpu_seconds, peak_bytes
+from iaprof.record.capture.gpu_jobs import GpuJobRows
 from iaprof.record.capture.rotation_state import RotationState
 from iaprof.record.capture.rows import (
     CodeObjectRows,
@@ -140,8 +142,8 @@ def finish(
 
 
 _TOTALS_ORDER = (
-    "launch", "execution", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss",
-    "cpu_sample", "wait", "metric",
+    "launch", "execution", "gpu_job", "command_list", "transfer", "python_code", "stack", "mapping", "process",
+    "kernel", "loss", "cpu_sample", "wait", "metric",
 )  # fmt: skip
 _NO_TOTALS = (*SAMPLE_KINDS, "module", "symbol", "sample", "slice", "counter", "flow", "instant")
 """Samples are counted by record; the others come from no frame."""
@@ -185,6 +187,7 @@ class _Finishing:
         self._code_objects = CodeObjectRows()
         self._executions: list[NDArray[np.void]] = []
         self._execution_count = 0
+        self._jobs = GpuJobRows()
         self._metrics: dict[bytes, list[bytes]] = {}  # rows by their description
         self._metric_rows = 0
         self._process_rows: list[pa.StructArray] = []
@@ -254,6 +257,10 @@ class _Finishing:
         self._flush_kernels()
         self._flush_metrics()
         self._flush_executions()
+        self._write_jobs(self._jobs.last(self._first_ns))
+        if self._jobs.lost:
+            detail = "records of jobs that the kernel had no room for"
+            self._lost(self._first_ns, self._last_ns, GPU_JOBS, "lost", min(self._jobs.lost, _MOST), detail)
         self._flush_losses()
         is_blind = self._counts["stalls"] and not self._saw_launches()
         unseen = no_launches(self._header, self._drivers) if is_blind else None
@@ -434,6 +441,13 @@ class _Finishing:
         if self._execution_count >= ROWS_PER_GROUP:
             self._flush_executions()
 
+    def _add_gpu_jobs(self, frame: Frame) -> None:
+        self._write_jobs(self._jobs.add(frame))
+
+    def _write_jobs(self, rows: pa.StructArray) -> None:
+        if len(rows):
+            self._write_rows("gpu_job", rows)
+
     def _add_described_process(self, frame: Frame) -> None:
         described = described_process(frame)
         self._process_rows.append(described.row)
@@ -557,6 +571,7 @@ _READERS = {  # of all kinds but those of _FIRST
     FrameKind.PIECE: _Finishing._add_piece,
     FrameKind.KERNEL_NAME: _Finishing._add_kernel_name,
     FrameKind.EXECUTIONS: _Finishing._add_executions,
+    FrameKind.GPU_JOBS: _Finishing._add_gpu_jobs,
     FrameKind.COPY: _Finishing._add_copy,
 }
 _FIRST = {

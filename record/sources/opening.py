@@ -20,6 +20,7 @@ from iaprof.record.sources.code_objects import CodeObjects
 from iaprof.record.sources.cpu_samples import CpuSamples
 from iaprof.record.sources.cuda import CudaSamples
 from iaprof.record.sources.finished_stacks import FinishedStacks
+from iaprof.record.sources.gpu_jobs import GpuJobs
 from iaprof.record.sources.launches import Launches
 from iaprof.record.sources.libraries import MappedLibraries
 from iaprof.record.sources.metrics import Metering
@@ -116,4 +117,5 @@ def open_sources(
     side_band = until_end.enter_context(closing(SideBand(launches, libraries, stacks, scope or sampled)))
     signals.check()
     cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps, options.cpu_hz, sampled)))
-    return [launches, libraries, stacks, code, side_band, metering, sampler, cpu_samples]
+    jobs = until_end.enter_context(closing(GpuJobs()))
+    return [launches, libraries, stacks, code, side_band, jobs, metering, sampler, cpu_samples]

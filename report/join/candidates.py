@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.ranges import ranges
 from iaprof.report.join.cells import NOWHERE, Cells
+from iaprof.report.join.jobs import Jobs
 from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.timed import RunningTimes, sites_of_placements
 
@@ -129,6 +130,8 @@ class Candidates:
         if (ran := placed.executions) is not None:
             self._timed = RunningTimes(placed.site, ran.stream, ran.begin, ran.end, len(placed.sites))
             self._sites, self._first_site = sites_of_placements(self._placement_of_site, len(placed.placements))
+        if placed.jobs is not None:
+            self._others = placed.jobs.of_others(cells.pids)
         self._known_cells = 0
         self._divisible = False
         self._labelled_sites: dict[tuple[int, int], int] = {}
@@ -160,6 +163,12 @@ class Candidates:
             found.append(self._latest_of_any_process(*self._all_placements(in_kernel, cells), ends))
         else:
             pair, placement = self._present_placements(in_kernel, cells, begins, ends)
+            if self._placed.jobs is not None:
+                pair, placement, strange = self._with_jobs(self._placed.jobs, pair, placement, begins, ends)
+                found.append(
+                    _Entries.of_equal_weight(strange, np.full(len(strange), -1), np.full(len(strange), self._unknown))
+                )
+                in_kernel = in_kernel[~np.isin(in_kernel, strange)]
             if self._timed is None:
                 running, only_one_site = self._running_launches(pair, placement, begins, ends)
             else:
@@ -227,6 +236,22 @@ class Candidates:
         pair, placement = pair[owner], self._version[index]
         present = self._placed.ended[placement] >= begins[pair]
         return pair[present], placement[present]
+
+    def _with_jobs(
+        self, jobs: Jobs, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times
+    ) -> tuple[_Ints, _Ints, _Ints]:
+        """Leaves out placements of processes that had no job on a GPU during each pair's time.
+
+        Returns:
+            The pairs and placements that are left, and the pairs that have none, as only processes without a kernel
+            had jobs then. If nobody had any, all placements are left.
+        """
+        ran = jobs.can_have_run(self._cells.pids[placement], begins[pair], ends[pair])
+        some, any_ran = np.zeros(len(begins), bool), np.zeros(len(begins), bool)
+        some[pair], any_ran[pair[ran]] = True, True
+        strange = some & ~any_ran & self._others.overlap(begins, ends)
+        left = (ran | ~any_ran[pair]) & ~strange[pair]
+        return pair[left], placement[left], np.flatnonzero(strange)
 
     def _running_launches(
         self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times

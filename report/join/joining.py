@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,19 +42,23 @@ class Task:
     seen: Seen | None = None  # gets when samples of each site were seen
 
 
-def join(
-    capture: CaptureReader, task: Task, progress: Callable[[int], None] = lambda records: None
-) -> tuple[Joined, int, int, Joined | None]:
+class JoinResult(NamedTuple):
+    """What the join of a capture's stalls has found."""
+
+    joined: Joined
+    records: int
+    cut_addresses: int  # in so many kernels that only some were looked at
+    beside_others: int  # records of reads during which programs without kernels had jobs on a GPU
+    by_time: Joined | None  # the joined stalls by time, if the task has `by_time_ns`
+
+
+def join(capture: CaptureReader, task: Task, progress: Callable[[int], None] = lambda records: None) -> JoinResult:
     """Joins the stalls of a capture. Adds sites to `task.placed` for stalls without a launch.
 
     Args:
         capture: the open capture.
         task: what to join them to.
         progress: called now and then with the number of records joined so far.
-
-    Returns:
-        The joined stalls; the number of records; that of addresses in so many kernels that only some were looked at;
-        and the joined stalls by time, if the task has `by_time_ns`.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -82,10 +87,11 @@ def join(
     if task.seen is not None:
         task.seen.renumber(numbers)
     by_time = attribution.shares_by_time()
-    return (
+    return JoinResult(
         _whole(attribution.joined_shares(), numbers),
         records,
         attribution.cut_addresses(),
+        attribution.beside_others,
         None if by_time is None else _whole(by_time, numbers),
     )
 

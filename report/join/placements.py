@@ -20,6 +20,7 @@ from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.executions import only_one
+from iaprof.report.join.jobs import Jobs
 from iaprof.report.join.lifetimes import NEVER, Lives, superseded
 from iaprof.report.join.timed import EXECUTION_COLUMNS
 
@@ -94,6 +95,8 @@ class Placed:
     """Chains of operators in which launches were made, outermost first; number 0 is none."""
     executions: Executions | None = None
     """When launches ran; None: not known of any."""
+    jobs: Jobs | None = None
+    """The jobs of the kernel's GPU scheduler; None: they are not known, or not all of them."""
     queue: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     """[sites with launches]: the handle of the queue of all launches of each; 0: unknown, or there are several."""
 

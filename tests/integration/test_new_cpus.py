@@ -168,8 +168,8 @@ def test_a_cpu_that_goes_and_comes_back_between_two_looks(monkeypatch: pytest.Mo
     source.losses()
     assert journal.losses == []
     # when events do not count any more, as the kernel leaves those of a CPU that goes
-    buffer = list(source._buffers._buffers.values())[-1]
-    fcntl.ioctl(buffer.buffer_fd, IOC_DISABLE, 0)
+    buffer = list(source._buffers._events.values())[-1]
+    fcntl.ioctl(buffer.fds[-1], IOC_DISABLE, 0)
     source.losses()  # it counted since the last look
     source.losses()
     # then what happens there is recorded again, and a loss says what may be missing

@@ -69,7 +69,7 @@ def test_a_capture_with_everything(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (
         shown(path, capsys)
         == f"""\
-cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 11
+cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 12
 
 Recording
   host           node1 (Linux 6.18.0, x86_64, 96 CPUs)
@@ -127,7 +127,7 @@ def test_a_capture_with_almost_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     assert (
         shown(path, capsys)
         == f"""\
-cap.parquet: {path.stat().st_size} bytes, format 11
+cap.parquet: {path.stat().st_size} bytes, format 12
 
 Recording
   imported       from iaprof 2026.2
@@ -168,7 +168,7 @@ def test_a_merged_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (
         shown(tmp_path / "all.parquet", capsys)
         == f"""\
-all.parquet: {(tmp_path / "all.parquet").stat().st_size / 1000:.1f} kB, format 11, merged from 2 recordings
+all.parquet: {(tmp_path / "all.parquet").stat().st_size / 1000:.1f} kB, format 12, merged from 2 recordings
 
 Parts
   #  BEGUN (UTC)          DURATION    RECORDS  LAUNCHES  LOST  FROM
@@ -194,17 +194,18 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
               "process_events": 0, "modules": 0, "cpu_samples": 0, "waits": 0, "metrics": 0, "named_modules": 0,
               "symbols": 0, "imported_samples": 0, "slices": 0, "counter_values": 0, "flows": 0,
               "instants": 0, "carried_launches": 1, "executions": 0, "unknown_executions": 0, "timed_executions": 0,
+              "gpu_jobs": 0,
               "transfers": 0, "transferred_bytes": 0, "recorder_cpu_samples": 0, "other_cpu_samples": 0}  # fmt: skip
     assert json.loads(capsys.readouterr().out) == {
         "file": str(path),
         "bytes": path.stat().st_size,
-        "format": 11,
+        "format": 12,
         "merged": False,
         "counts": counts,
         "losses": FULL["losses"],
         "parts": [
             {
-                "label": "", "file": "", "format": 11, "iaprof": "0.1.0", "python": "3.11.7", "host": "node1",
+                "label": "", "file": "", "format": 12, "iaprof": "0.1.0", "python": "3.11.7", "host": "node1",
                 "kernel": "6.18.0", "machine": "x86_64", "cpus": 96, "command": FULL["command"],
                 "arguments": FULL["arguments"], "labels": {},
                 "begun": "2026-11-21T10:33:33.747495Z", "duration_s": 200.0, "part": 2,

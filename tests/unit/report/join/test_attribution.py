@@ -14,6 +14,7 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
+from iaprof.report.join.jobs import jobs_of
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import Compilation, place_kernels
 from iaprof.report.join.shares import JoinedShares, to_whole_counts
@@ -54,6 +55,7 @@ def joined(
     launches = pa.Table.from_pylist(kinds.get("launch", []), pa.schema(list(KINDS["launch"])))
     processes = pa.Table.from_pylist(process or [], pa.schema(list(KINDS["process"])))
     placed = place_kernels(launches, compilations or [], processes=processes)
+    placed.jobs = jobs_of(reader)
     starts = starts or {}
     known = {i: np.array(starts[p.name], np.uint64) for i, p in enumerate(placed.placements) if p.name in starts}
     result, *_ = join(reader, Task(placed, 0, rule=rule or Rule(), starts=known))

@@ -24,7 +24,7 @@ A = 0x1000_0000
 def joined(path: Path) -> tuple[Joined, Placed, int]:
     reader = CaptureReader(path)
     placed = place_kernels(reader.table("launch", LAUNCH_COLUMNS), [])
-    result, _, cut, _ = join(reader, Task(placed, 0))
+    result, _, cut, *_ = join(reader, Task(placed, 0))
     return result, placed, cut
 
 

@@ -1,0 +1,17 @@
+"""What a capture's header says of the jobs of the kernel's GPU scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SOURCE = "gpu jobs"
+"""Of losses, if records of jobs are missing."""
+
+
+def all_recorded(header: Mapping[str, Any]) -> bool:
+    """Whether no record of a job is missing, so that a process without a job had nothing on a GPU."""
+    losses = header.get("losses")
+    return isinstance(losses, list) and not any(
+        isinstance(each, dict) and each.get("source") == SOURCE for each in losses
+    )

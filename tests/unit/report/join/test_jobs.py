@@ -1,0 +1,101 @@
+"""What the jobs of the kernel's GPU scheduler tell of who can have caused stalls."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iaprof.formats.capture.reader import CaptureReader
+from iaprof.report.join.candidates import AMBIGUOUS, Rule
+from iaprof.report.join.jobs import Intervals, jobs_of
+from iaprof.report.join.joining import JoinResult, Task, join
+from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
+from unit.capturing import HEADER, capture, launch, record, stall
+
+A = 0x8000_0001_0000
+MS = 1_000_000
+ONE, OTHER, COMPOSITOR = 7, 8, 9
+
+
+def job(pid: int, begin: int, end: int | None, at_once: bool = False) -> dict[str, Any]:
+    """A `gpu_job` row, with its times in ms."""
+    return {
+        "time_ns": begin * MS, "end_ns": None if end is None else end * MS, "queued_ns": begin * MS if pid else None,
+        "pid": pid, "queue": "ccs0", "device": None, "at_once": at_once,
+    }  # fmt: skip
+
+
+def joined(path: Path, pids: list[int], jobs: list[dict[str, Any]], **header: Any) -> tuple[Counter[Any], JoinResult]:
+    """Joins a stall that was sampled from 100 to 105 ms to launches of these processes at 90 ms, all at one address."""
+    launches = [launch(90 * MS, pid, A, pid, name=f"of {pid}") for pid in pids]
+    stalls = [stall(105 * MS, record(A, sbid=8), begin_ns=100 * MS)]
+    file = capture(path / "c", HEADER | header, stall=stalls, launch=launches, **({"gpu_job": jobs} if jobs else {}))
+    reader = CaptureReader(file)
+    placed: Placed = place_kernels(reader.table("launch", LAUNCH_COLUMNS), [])
+    placed.jobs = jobs_of(reader)
+    result = join(reader, Task(placed, 0, rule=Rule()))
+    found: Counter[Any] = Counter()
+    for index, counts in zip(result.joined.site.tolist(), result.joined.counts.tolist(), strict=True):
+        site = placed.sites[index]
+        known = site.comm if site.note == AMBIGUOUS else site.pid if site.placement is not None else "unknown"
+        found[known] += sum(counts)
+    return found, result
+
+
+TWO = "[ambiguous: 2 processes]"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        ([], TWO),
+        ([job(ONE, 95, 103), job(OTHER, 80, 99)], ONE),
+        ([job(ONE, 80, 99), job(ONE, 106, 107), job(OTHER, 104, None)], OTHER),
+        ([job(ONE, 80, 100), job(OTHER, 105, 106)], TWO),  # at the very edges
+        ([job(ONE, 95, 103), job(OTHER, 101, 102)], TWO),
+        # nobody had a job, so records may be of a time that is not known so exactly
+        ([job(ONE, 80, 99), job(OTHER, 80, 99)], TWO),
+        # a process without jobs may use another driver, and one whose jobs end at once may run on
+        ([job(ONE, 95, 103)], TWO),
+        ([job(ONE, 95, 103), job(OTHER, 80, 80, at_once=True), job(OTHER, 81, 82)], TWO),
+        # who queued a job before the recording is not known
+        ([job(ONE, 95, 103), job(OTHER, 80, 99), job(0, 0, 100)], TWO),
+        ([job(ONE, 95, 103), job(OTHER, 80, 99), job(0, 0, 99)], ONE),
+    ],
+)
+def test_processes_without_a_job_are_excluded(tmp_path: Path, jobs: list[dict[str, Any]], expected: object) -> None:
+    found, _ = joined(tmp_path, [ONE, OTHER], jobs)
+    assert found == {expected: 8}
+
+
+def test_jobs_of_which_some_are_missing_exclude_nobody(tmp_path: Path) -> None:
+    lost = {"source": "gpu jobs", "what": "lost", "count": 1, "events": 1}
+    found, _ = joined(tmp_path, [ONE, OTHER], [job(ONE, 95, 103), job(OTHER, 80, 99)], losses=[lost])
+    assert found == {TWO: 8}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "expected", "beside"),
+    [
+        ([job(COMPOSITOR, 101, 102), job(ONE, 80, 99)], "unknown", 1),
+        ([job(COMPOSITOR, 101, 102), job(ONE, 99, 101)], ONE, 1),
+        ([job(COMPOSITOR, 80, 99), job(ONE, 99, 101)], ONE, 0),
+        ([job(COMPOSITOR, 101, 102)], ONE, 1),  # this one's jobs are not known
+    ],
+)
+def test_programs_without_launches_keep_their_stalls(
+    tmp_path: Path, jobs: list[dict[str, Any]], expected: object, beside: int
+) -> None:
+    found, result = joined(tmp_path, [ONE], jobs)
+    assert found == {expected: 8}
+    assert result.beside_others == beside
+
+
+def test_intervals_that_overlap_are_one() -> None:
+    # given, in no order, 10..20 in 5..40, and 60..70
+    times = Intervals(*(np.array(each, np.uint64) for each in ([60, 10, 5], [70, 20, 40])))
+    since, until = (np.array(each, np.uint64) for each in ([0, 0, 30, 41, 41, 70, 71], [4, 5, 35, 59, 60, 90, 99]))
+    assert times.overlap(since, until).tolist() == [False, True, True, False, True, True, False]
+    assert Intervals(since[:0], until[:0]).overlap(since, until).tolist() == [False] * 7
