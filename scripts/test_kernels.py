@@ -31,12 +31,14 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from driver import driver as real_driver, opencl as real_opencl  # noqa: E402 - needs the line above
 from integration.handles import driver as played_driver  # noqa: E402
+from kernels import jobs_module  # noqa: E402
 from kernels.initramfs import Initramfs  # noqa: E402
 from standin import hardware, runtime  # noqa: E402
 
 SUITES = ("bookworm", "trixie", "trixie-backports", "unstable")
 PROBED = ("usdt", "layout", "attach", "inject", "opencl")
-CHECKS = ("programs", "stacks", *PROBED, "side-band", "record")
+CHECKS = ("programs", "stacks", *PROBED, "side-band", "jobs", "record")
+NO_JOBS = {"jobs": "-"}  # of kernels without xe, and those without packages
 LAUNCHES = 3  # of each kernel, as in guest.py
 MEMORY = 3072  # MiB; the initramfs needs twice its size while it is unpacked
 LIMIT = 1500  # seconds, enough for an emulated machine on a busy one
@@ -57,6 +59,9 @@ class Kernel:
     version: str  # as in `uname -r`
     package: str  # version of the package; empty if it came from elsewhere
     image: Path
+    modules: Path | None = (
+        None  # a folder with those of jobs_module.NAMES; None: this kernel has no driver that needs them
+    )
 
 
 def main() -> None:
@@ -77,13 +82,14 @@ def main() -> None:
             kernel = Kernel(suite, "it", "", Path(suite)) if "/" in suite else unpacked(suite)
             begun = time.monotonic()
             say(f"{suite}: booting {kernel.version}")
-            told = boot(kernel, archive, folder)
+            told = boot(kernel, with_modules(kernel, archive, folder), folder)
             seconds = round(time.monotonic() - begun)
             for check, (ok, said) in told.items():
                 say(f"{suite}: {check}: {'yes' if ok else 'no'}{': ' + said if said else ''}")
             loading = told.get("programs", (True, ""))
             unloaded = None if loading[0] else loading  # which is why most other checks did not run
             results = {check: result(told.get(check, unloaded)) for check in CHECKS}
+            results |= {} if kernel.modules else NO_JOBS
             well = "end" in told and FAILED not in results.values()
             say(f"{suite}: {'as it should be' if well else FAILED} in {seconds} s")
             if not well:
@@ -118,12 +124,22 @@ def unpacked(suite: str) -> Kernel:
             subprocess.run(["dpkg-deb", "-x", deb, folder / "root"], check=True)
             (found_image,) = [*folder.glob("root/boot/vmlinuz-*"), *folder.glob("root/usr/lib/modules/*/vmlinuz")]
             found_image.rename(image)
-    return Kernel(suite, version, package, image)
+        modules = CACHE / f"modules-{version}_{package}"
+        if not modules.exists() and has_xe(version):
+            (folder / "build").mkdir()
+            jobs_module.build(suite, version, download, folder / "build", modules)
+    return Kernel(suite, version, package, image, modules if has_xe(version) else None)
 
 
-def download(suite: str, folder: Path, package: str) -> list[Path]:
-    """Downloads a package of a suite, and checks its signatures."""
-    subprocess.run([ROOT / "scripts" / "debian-packages", suite, folder, package], check=True)
+def has_xe(version: str) -> bool:
+    """Whether a kernel has the driver whose GPUs sample stalls; it came with Linux 6.8."""
+    return tuple(map(int, version.split(".")[:2])) >= (6, 8)
+
+
+def download(suite: str, folder: Path, *packages: str, depends: bool = False) -> list[Path]:
+    """Downloads packages of a suite, and with `depends` those that they need, and checks their signatures."""
+    options = ["--depends"] if depends else []
+    subprocess.run([ROOT / "scripts" / "debian-packages", *options, suite, folder, *packages], check=True)
     return list(folder.glob("*.deb"))
 
 
@@ -183,6 +199,7 @@ def add_python(files: Initramfs, python: Path) -> None:
         files.add(source / name, but=lambda path: path.name == "__pycache__")
     for name in (
         "kernels/guest.py",
+        "kernels/jobs_module.py",
         "integration/walking.py",
         "standin/hardware.py",
         "standin/sysfs.py",
@@ -299,6 +316,22 @@ def boot(kernel: Kernel, archive: Path, folder: Path) -> dict[str, tuple[bool, s
             guest.kill()
     lines = report.read_text().splitlines() if report.exists() else []
     return {line["check"]: (line["ok"], line["said"]) for line in map(json.loads, lines)}
+
+
+def with_modules(kernel: Kernel, archive: Path, folder: Path) -> Path:
+    """Returns an initramfs with the kernel's modules, too, in /modules: a second archive behind the first."""
+    if kernel.modules is None:
+        return archive
+    files, own, both = Initramfs(), folder / "modules.cpio", folder / "both.cpio"
+    for name in jobs_module.NAMES:
+        files.content(f"/modules/{name}.ko", (kernel.modules / f"{name}.ko").read_bytes())
+    files.write(own)
+    with both.open("wb") as file:
+        for part in (archive, own):
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, file)
+            file.write(bytes(-file.tell() % 512))
+    return both
 
 
 def print_console(folder: Path) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from iaprof.bpf.gpu_jobs import job_formats
 from iaprof.record.checks.result import Check, Level
 
 GROUP = "Kernel"
@@ -18,6 +19,7 @@ NEEDED = ("BPF_SYSCALL", "BPF_EVENTS", "PERF_EVENTS", "UPROBE_EVENTS")
 _MOST_BYTES = 4 << 20
 _UPROBE = Path("/sys/bus/event_source/devices/uprobe/type")
 _BTF = Path("/sys/kernel/btf/vmlinux")
+_GPU_SCHEDULER = Path("/sys/module/gpu_sched")
 
 
 def checks(xe: bool = True) -> Iterator[Check]:
@@ -31,6 +33,8 @@ def checks(xe: bool = True) -> Iterator[Check]:
     yield _config(read_config())
     yield _uprobes()
     yield _btf()
+    if _GPU_SCHEDULER.exists():
+        yield _jobs()
 
 
 def _root() -> Check:
@@ -95,3 +99,13 @@ def _btf() -> Check:
         return Check(GROUP, "BTF", Level.OK, "the kernel describes its types")
     text = "the kernel has none (CONFIG_DEBUG_INFO_BTF). iaprof works without it; other tools may not"
     return Check(GROUP, "BTF", Level.WARNING, text)
+
+
+def _jobs() -> Check:
+    name = "GPU jobs"
+    if job_formats():
+        return Check(GROUP, name, Level.OK, "the kernel's GPU scheduler tells when each process had work on a GPU")
+    text = (
+        "when each process had work on a GPU is not known: its scheduler's tracepoints cannot be read, or have changed"
+    )
+    return Check(GROUP, name, Level.WARNING, text, "sudo mount -t tracefs nodev /sys/kernel/tracing")

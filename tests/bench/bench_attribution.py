@@ -39,19 +39,25 @@ def main() -> None:
             capture = Path(name) / "capture"
             ledger = make(capture, arguments.seconds, seed)
             stalls = quality.read_stalls(capture)
+            with_jobs = capture.with_name("with-jobs")
+            quality.write_part(capture, None, with_jobs, quality.jobs_of(ledger))
             workloads.append([f"seed {seed}", *described(quality.describe(stalls, ledger), len(stalls))])
             for horizon in arguments.horizons.split(","):
                 option = f"--horizon={horizon}"
                 measured = quality.measure(capture, ledger, report, option)
                 head, where = f"seed {seed}, {horizon} s", measured.places
                 shares = [f"{100 * where.labelled / where.stalls:.1f} %", f"{100 * where.right_share:.3f} %"]
+                judged, _ = quality.judge(with_jobs, stalls, ledger, report, option)
+                shares += [f"{100 * judged.labelled / judged.stalls:.1f} %", f"{100 * judged.right_share:.3f} %"]
                 places.append([head, *shares])
                 stacks.append([head, *errors(measured.errors, measured.compared)])
                 split = quality.errors(capture, stalls, ledger, report, option, "--split-ambiguous")
                 all_stacks.append([head, *errors(split, len(stalls))])
     heads = ["recording", "stalls", "pairs", "with a choice", "mixed", "delay", "99 %", "longest", "durations"]
     print_table("The workload; pairs of a read and a kernel with stalls in it", heads, workloads)
-    print_table("Process and kernel", ["horizon", "labelled", "of others, right"], places)
+    print_table(
+        "Process and kernel", ["horizon", "labelled", "of others, right", "with jobs", "of others, right"], places
+    )
     print_table("Stacks, without what is labelled: stalls in the wrong place", ["horizon", *WAYS, "ratio"], stacks)
     print_table("Stacks of all stalls, with --split-ambiguous", ["horizon", *WAYS, "ratio"], all_stacks)
 

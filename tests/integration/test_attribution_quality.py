@@ -42,6 +42,12 @@ def test_the_mixed_workload(tmp_path: Path) -> None:
     measured = quality.measure(capture, ledger, report)
     assert measured.places.right_share >= 0.999
     assert measured.places.labelled < 0.5 * measured.places.stalls
+    # and the more so if it is known which process had work on the GPU at a time
+    with_jobs = tmp_path / "with-jobs"
+    quality.write_part(capture, None, with_jobs, quality.jobs_of(ledger))
+    judged, _ = quality.judge(with_jobs, stalls, ledger, report)
+    assert judged.right_share >= 0.999
+    assert judged.labelled < 0.9 * measured.places.labelled
     # and in proportion is more than twice as near to who knows as the latest is, in a run that is easy for both, too
     errors = measured.errors
     assert errors["oracle"] < errors["proportional"]

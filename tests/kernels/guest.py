@@ -34,6 +34,7 @@ from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.kernels.drivers import Injection
 from iaprof.record.spool import FrameKind, SpoolReader
 from integration.walking import Walking
+from kernels import jobs_module
 from pythons.frames import frames_of, frames_told
 from standin.hardware import Hardware, Programs
 
@@ -44,6 +45,21 @@ UNSAID = "it is not probed, which is said of an OpenCL library when a process ma
 _RB_POWER_OFF = 0x4321FEDC
 _MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp"))
 _MMAP2 = 10  # enum perf_event_type
+_SYS_FINIT_MODULE = 313  # x86-64
+# Two processes that write jobs to jobs.c's device, and print the durations, with the times before and after each call.
+JOBS = """
+import json, os, struct, time
+child = os.fork()
+device = os.open("/dev/jobs", os.O_WRONLY)
+jobs = []
+for us in (2000, 500, 0, 3000, 100, 0, 1000) * 3:
+    before = time.monotonic_ns()
+    os.write(device, struct.pack("I", us))
+    jobs.append((us, before, time.monotonic_ns()))
+os.write(1, (json.dumps({"pid": os.getpid(), "jobs": jobs}) + "\\n").encode())
+if child:
+    os.wait()
+"""
 Environment = Callable[[dict[str, str]], dict[str, str]]
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -104,6 +120,9 @@ class Checks:
                     probes.detach()
         with self._check("side-band") as say:
             say(self._side_band())
+        if (modules := Path("/modules")).exists():
+            with self._check("jobs") as say:
+                say(self._jobs(modules, plan["record"]))
         with self._check("record") as say:
             say(self._record(plan["record"]))
         self._tell("end", True, "")
@@ -227,6 +246,35 @@ class Checks:
         done = subprocess.run([sys.executable, "-m", "iaprof", "info", capture], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return f"{launches} launches have the frames of Python that the program told"
+
+    def _jobs(self, modules: Path, plan: dict[str, Any]) -> str:
+        """Checks that 'iaprof record' has the jobs of processes, and when each was with the GPU."""
+        for name in jobs_module.NAMES:
+            fd = os.open(modules / f"{name}.ko", os.O_RDONLY)
+            if _LIBC.syscall(_SYS_FINIT_MODULE, fd, b"", 0):
+                raise IaprofError(f"{name}.ko: {os.strerror(ctypes.get_errno())}")
+            os.close(fd)
+        _LIBC.mount(b"tracefs", b"/sys/kernel/tracing", b"tracefs", 0, None)
+        capture = Path("/tmp/jobs.parquet")
+        record = [sys.executable, "-m", "iaprof", "record", "-o", str(capture), "--", sys.executable, "-c", JOBS]
+        with Hardware(Path("/tmp/gpu"), programs=Programs(*map(Path, plan["hardware"]))) as hardware:
+            done = subprocess.run(record, env=os.environ | hardware.env(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        rows = CaptureReader(capture).table("gpu_job").to_pylist()
+        for each in told:
+            own = sorted((row for row in rows if row["pid"] == each["pid"]), key=lambda row: row["queued_ns"])
+            assert len(own) == len(each["jobs"]), (len(own), each)
+            for row, (us, before, after) in zip(own, each["jobs"], strict=True):
+                assert row["queue"] == "ccs0"
+                assert row["at_once"] == (us == 0), (row, us)
+                times = [before, row["queued_ns"], row["time_ns"], row["end_ns"]]
+                assert times == sorted(times), times
+                assert row["end_ns"] <= after
+                assert us == 0 or row["end_ns"] - row["time_ns"] >= 1000 * us, (row, us)
+        assert len(told) == 2
+        assert len(rows) == sum(len(each["jobs"]) for each in told)
+        return f"{len(rows)} jobs of {len(told)} processes ran when these say"
 
     def _side_band(self) -> str:
         """Checks perf's records of mappings."""

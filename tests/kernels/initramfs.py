@@ -36,9 +36,13 @@ class Initramfs:
         self._link_libraries(self._add(path, but))
 
     def text(self, path: str, content: str, mode: int = 0o644) -> None:
+        """Adds a file with this text."""
+        self.content(path, content.encode(), mode)
+
+    def content(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Adds a file with this content."""
         self._add_folders(Path(path).parent)
-        self._files[path], self._modes[path] = content.encode(), stat.S_IFREG | mode
+        self._files[path], self._modes[path] = content, stat.S_IFREG | mode
 
     def folder(self, path: str) -> None:
         """Adds an empty folder."""

@@ -25,7 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.schema import KINDS, make_rows
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.gpu.intel import records
 from iaprof.gpu.intel.reasons import REASONS
@@ -118,8 +118,29 @@ def _values(column: pa.ChunkedArray) -> NDArray[np.uint64]:
     return np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks])
 
 
-def write_part(capture: Path, kept: NDArray[np.bool_], part: Path) -> None:
-    """Writes the capture with some of its records: bool[n], in the order of `read_stalls`."""
+def jobs_of(ledger: Ledger) -> pa.StructArray:
+    """`gpu_job` rows as a scheduler would make them that gives a launch to the GPU at once: a job for each."""
+    first: dict[int, Execution] = {}
+    ends: dict[int, int] = {}
+    for each in ledger.executions:
+        first.setdefault(each.launch, each)
+        ends[each.launch] = max(each.end_ns, ends.get(each.launch, 0))
+    of_launches = list(first.values())
+    launched = np.array([each.launched_ns for each in of_launches], np.uint64)
+    columns = {
+        "time_ns": launched,
+        "end_ns": pa.array([ends[each.launch] for each in of_launches], pa.uint64()),
+        "queued_ns": pa.array(launched),
+        "pid": np.array([ledger.sites[each.site].pid for each in of_launches], np.uint32),
+        "queue": pa.array(["ccs0"] * len(launched), pa.string()),
+        "device": pa.nulls(len(launched), pa.string()),
+        "at_once": np.zeros(len(launched), bool),
+    }
+    return make_rows("gpu_job", columns)
+
+
+def write_part(capture: Path, kept: NDArray[np.bool_] | None, part: Path, jobs: pa.StructArray | None = None) -> None:
+    """Writes the capture with some of its records, bool[n], in the order of `read_stalls`; None: with all; and jobs."""
     reader = CaptureReader(capture)
     done = 0
     with part.open("wb") as file:
@@ -127,7 +148,7 @@ def write_part(capture: Path, kept: NDArray[np.bool_], part: Path) -> None:
         for kind, type_ in KINDS.items():
             for table in reader.tables(kind):
                 columns = [column.combine_chunks() for column in table.columns]
-                if kind == "stall":
+                if kind == "stall" and kept is not None:
                     records = int(_lengths(table["w0"]).sum())
                     keep = kept[done : done + records]
                     done += records
@@ -139,6 +160,8 @@ def write_part(capture: Path, kept: NDArray[np.bool_], part: Path) -> None:
                             columns[index] = pa.ListArray.from_arrays(pa.array(offsets), values, type=member.type)
                 plain = [column.cast(member.type) for column, member in zip(columns, type_, strict=True)]
                 writer.write(kind, pa.StructArray.from_arrays(plain, fields=list(type_)))
+        if jobs is not None:
+            writer.write("gpu_job", jobs)
         writer.close(reader.header)
 
 

@@ -76,6 +76,19 @@ def test_a_kernel_whose_programs_are_slow() -> None:
     assert kernel._config(CONFIG.replace("CONFIG_BPF_JIT=y\n", "")).level is Level.WARNING
 
 
+def test_a_kernel_with_a_driver_of_its_gpu_scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # without such a driver nothing is said
+    monkeypatch.setattr(kernel, "_GPU_SCHEDULER", tmp_path / "none")
+    assert "GPU jobs" not in {check.name for check in kernel.checks()}
+    # with one, that depends on its tracepoints
+    monkeypatch.setattr(kernel, "_GPU_SCHEDULER", tmp_path)
+    monkeypatch.setattr(kernel, "job_formats", lambda: [object()])
+    assert [check.level for check in kernel.checks() if check.name == "GPU jobs"] == [Level.OK]
+    monkeypatch.setattr(kernel, "job_formats", list)
+    (check,) = [check for check in kernel.checks() if check.name == "GPU jobs"]
+    assert (check.level, check.mend) == (Level.WARNING, "sudo mount -t tracefs nodev /sys/kernel/tracing")
+
+
 def test_a_kernel_whose_config_is_nowhere() -> None:
     check = kernel._config(None)
     assert (check.level, check.text.split(":")[0]) == (Level.WARNING, "unknown")
