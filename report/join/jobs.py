@@ -31,9 +31,13 @@ class Jobs:
         self._pids, self._number = np.unique(pids, return_inverse=True)
         self._tells = self._pids != _UNKNOWN_PID
         self._tells[self._number[rows["at_once"].to_numpy()]] = False
-        self._busy = {
-            number: self._intervals(self._number == number) for number in np.flatnonzero(self._tells).tolist()
-        }
+        self._busy: dict[int, Intervals] = {}
+        for number in np.flatnonzero(self._tells).tolist():
+            rows = np.flatnonzero(self._number == number)
+            # Before its first job, a process may have had one since before the recording, which never ended in it.
+            unknown = np.array([0], np.uint64), self._begins[rows].min(keepdims=True)
+            known = self._begins[rows], self._ends[rows]
+            self._busy[number] = Intervals(*map(np.concatenate, zip(unknown, known, strict=True)))
         self._unknown = self._intervals(pids == _UNKNOWN_PID)
 
     def _intervals(self, rows: NDArray[np.bool_]) -> Intervals:

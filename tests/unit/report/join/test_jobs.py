@@ -53,8 +53,9 @@ TWO = "[ambiguous: 2 processes]"
         ([], TWO),
         ([job(ONE, 95, 103), job(OTHER, 80, 99)], ONE),
         ([job(ONE, 80, 99), job(ONE, 106, 107), job(OTHER, 104, None)], OTHER),
-        ([job(ONE, 80, 100), job(OTHER, 105, 106)], TWO),  # at the very edges
+        ([job(ONE, 80, 100), job(OTHER, 1, 2), job(OTHER, 105, 106)], TWO),  # at the very edges
         ([job(ONE, 95, 103), job(OTHER, 101, 102)], TWO),
+        ([job(ONE, 95, 103), job(OTHER, 106, 107)], TWO),  # before its first job nothing is known of a process
         # nobody had a job, so records may be of a time that is not known so exactly
         ([job(ONE, 80, 99), job(OTHER, 80, 99)], TWO),
         # a process without jobs may use another driver, and one whose jobs end at once may run on
