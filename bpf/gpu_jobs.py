@@ -22,8 +22,8 @@ from iaprof.bpf.perf_event import (
 )
 from iaprof.formats.wire.gpu_jobs import JobFormat, JobStep, format_of
 
-# Enough for some 2,500 jobs of which one CPU has all records, between two reads; half of that wakes a reader.
-BUFFER_PAGES = 256
+# Enough for some 600 jobs of which one CPU has all records, between two reads; half of that wakes a reader.
+BUFFER_PAGES = 64
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _NAMES = {  # since Linux 6.17; before
     JobStep.QUEUED: ("drm_sched_job_queue", "drm_sched_job"),
