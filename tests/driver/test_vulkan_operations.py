@@ -127,6 +127,25 @@ def test_each_kernel_is_described_once(operated: Operated) -> None:
     assert CaptureReader(operated.capture).table("loss").to_pylist() == []
 
 
+def test_every_part_of_a_recording_has_the_code_of_these_kernels(calibrated: dict[str, Mesa], tmp_path: Path) -> None:
+    # given a program whose driver gives each kernel to the GPU once, in its first round
+    mesa = calibrated["unstable"]
+    command = mesa.operate_command("bmg", tmp_path, "--seconds", 5)
+    # when
+    record_command(mesa, "bmg", tmp_path, command, "--switch-output=1s")
+    # then
+    parts = sorted(each for each in tmp_path.glob("capture*") if each.is_file())
+    assert len(parts) > 3
+    for part in parts[1:-1]:
+        reader = CaptureReader(part)
+        assert {row["name"] for row in reader.table("launch").to_pylist()} == set(OPERATIONS.values())
+        words = [*IAPROF, "report", str(part), "--frames=function,instruction"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        frames = [line.rsplit(" ", 1)[0].split(";")[-2:] for line in done.stdout.splitlines()]
+        assert len(frames) > 10
+        assert all(kernel.startswith("blorp ") and not at.startswith("[") for kernel, at in frames), frames
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_program_that_already_copies_has_names_and_no_instructions(
     calibrated: dict[str, Mesa], release: str, tmp_path: Path

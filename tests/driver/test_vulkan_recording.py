@@ -60,12 +60,12 @@ class Recording:
         return [row for row in rows if row["pid"] == self.run.pid]
 
 
-def record_command(mesa: Mesa, device: str, folder: Path, command: list[str]) -> tuple[str, str, Ledger]:
+def record_command(mesa: Mesa, device: str, folder: Path, command: list[str], *options: str) -> tuple[str, str, Ledger]:
     """Records a command in `folder`; it has to work. Returns what both printed, and the ledger of the GPU."""
     beside = folder / "driver"  # the driver alone: it is probed before the program maps it
     beside.mkdir()
     (beside / mesa.library.name).symlink_to(mesa.library)
-    words = [*IAPROF, "record", "-o", str(folder / "capture"), *BARE, "--", *command]
+    words = [*IAPROF, "record", "-o", str(folder / "capture"), *BARE, *options, "--", *command]
     with Hardware(folder / "gpu", device) as hardware:
         environment = os.environ | hardware.env() | {"LD_LIBRARY_PATH": str(beside)}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
