@@ -9,11 +9,54 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, BrowserContext, Page, Route, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
 
 from waiting import LONGEST_WAIT_S
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+class Window:
+    """A page that shows one file after another: a fresh one costs several times the CPU time of most that it shows."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.page = browser.new_context().new_page()
+        self.page.context.set_default_timeout(1000 * LONGEST_WAIT_S)
+        self.page.context.route("**/*", self._only_itself)
+        self.page.on("console", self._printed)
+        self.page.on("pageerror", lambda error: self._problems.append(str(error)))
+        self.page.on("dialog", lambda dialog: self._problems.append(f"dialog: {dialog.message}"))
+
+    @contextlib.contextmanager
+    def shows(self, path: Path, width: int, height: int, scheme: Literal["dark", "light"]) -> Iterator[Page]:
+        """Shows a file, and then nothing.
+
+        Raises:
+            AssertionError: at the end, if the page wrote an error to the console, threw one, or asked for another file.
+        """
+        self._path, self._problems = path, list[str]()
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(media="null", color_scheme=scheme, reduced_motion="null")
+        self.page.goto(path.as_uri())
+        yield self.page
+        assert self._problems == []
+        self.page.goto("about:blank")
+
+    def _only_itself(self, route: Route) -> None:
+        asked = route.request.url
+        if asked.split("#")[0] == self._path.as_uri() or asked.startswith(("data:", "blob:")):
+            route.continue_()
+        else:
+            self._problems.append(f"asked for {asked}")
+            route.abort()
+
+    def _printed(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self._problems.append(message.text)
+
+
+_free: dict[Browser, list[Window]] = {}
+"""The windows of each browser that show nothing."""
 
 
 @contextlib.contextmanager
@@ -24,42 +67,29 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * LONGEST_WAIT_S
         )
+        _free[browser] = []
         try:
             yield browser
         finally:
+            del _free[browser]
             browser.close()
 
 
 @contextlib.contextmanager
 def opened(browser: Browser, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Page]:
-    """A file in a fresh page without network.
+    """A file in a page that nobody else has, without network.
 
     Raises:
         AssertionError: at the end, if the page wrote an error to the console, threw one, or asked for another file.
     """
-    scheme: Literal["dark", "light"] = "dark" if dark else "light"
-    context: BrowserContext = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-    context.set_default_timeout(1000 * LONGEST_WAIT_S)
-    problems: list[str] = []
-    page = context.new_page()
-
-    def only_itself(route: Route) -> None:
-        if route.request.url.split("#")[0] == path.as_uri() or route.request.url.startswith(("data:", "blob:")):
-            route.continue_()
-        else:
-            problems.append(f"asked for {route.request.url}")
-            route.abort()
-
-    context.route("**/*", only_itself)
-    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
+    window = _free[browser].pop() if _free[browser] else Window(browser)
     try:
-        page.goto(path.as_uri())
-        yield page
-        assert problems == []
-    finally:
-        context.close()
+        with window.shows(path, width, height, "dark" if dark else "light") as page:
+            yield page
+    except BaseException:
+        window.page.context.close()
+        raise
+    _free[browser].append(window)
 
 
 def until(page: Page, expression: str) -> None:
