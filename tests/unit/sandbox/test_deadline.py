@@ -208,9 +208,9 @@ def test_a_child_that_seldom_runs_has_the_same_time(tmp_path: Path, monkeypatch:
         for pid in (sandbox.pid, *(stack.enter_context(running(BUSY)) for _ in range(4))):
             os.sched_setaffinity(pid, cpu)
         # when / then it has more time than it needs, but less than passes
-        assert sandbox.call("spin", {"cpu_s": 0.5}, seconds=1.0) == "done"
+        assert sandbox.call("spin", {"cpu_s": 0.25}, seconds=0.5) == "done"
         with pytest.raises(SandboxSlow):
-            sandbox.call("spin", {"cpu_s": 3.0}, seconds=1.0)
+            sandbox.call("spin", {"cpu_s": 1.5}, seconds=0.5)
 
 
 def test_a_process_that_sleeps_or_has_ended_waits_for_no_cpu() -> None:
