@@ -83,9 +83,9 @@ class Probed:
 
 
 @contextlib.contextmanager
-def probed(*files: Path) -> Iterator[Probed]:
-    """Probes probe_me in these files, and what the C library loads."""
-    with contextlib.closing(LaunchProbes(_SIZES)) as probes:
+def probed(*files: Path, cpu_samples: bool = False) -> Iterator[Probed]:
+    """Probes probe_me in these files, and what the C library loads; CPU samples, too, if wanted."""
+    with contextlib.closing(LaunchProbes(_SIZES, cpu_samples=cpu_samples)) as probes:
         probes.libraries._watch_linker(os.getpid(), Path("/proc/self/maps").read_bytes())
         with Walking(probes) as walking:
             seen = Probed(walking, probes)

@@ -62,7 +62,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[LaunchProbes]:
     """The programs, which take a while to compile."""
-    probes = LaunchProbes(Sizes(launch_pages=4096))
+    probes = LaunchProbes(Sizes(launch_pages=4096), cpu_samples=False)
     yield probes
     probes.close()
 
@@ -242,7 +242,7 @@ def test_a_kernel_of_a_large_module_that_is_launched_once_is_whole(attached: Att
 
 def test_names_and_code_have_room_when_modules_have_none(built: Built, tmp_path: Path) -> None:
     # given room for a few pieces of modules, which the first module fills, and nobody who reads
-    probes = LaunchProbes(Sizes(module_pages=16))
+    probes = LaunchProbes(Sizes(module_pages=16), cpu_samples=False)
     try:
         attached = Attached(probes, copied(built, tmp_path / "copy"))
         modules = [LoadedModule(noise(200_000, seed)) for seed in range(20)]
@@ -770,7 +770,7 @@ def test_a_wild_array(attached: Attached) -> None:
 
 def test_what_has_no_room_is_counted_once(built: Built, tmp_path: Path) -> None:
     # given room for few launches, and nobody who reads
-    probes = LaunchProbes(Sizes(launch_pages=1))
+    probes = LaunchProbes(Sizes(launch_pages=1), cpu_samples=False)
     try:
         attached = Attached(probes, copied(built, tmp_path / "copy"))
         kernel = attached.driver.kernel(b"k", b"code")

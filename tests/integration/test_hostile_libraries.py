@@ -50,7 +50,7 @@ def library() -> bytes:
 
 @pytest.fixture
 def probes() -> Iterator[LaunchProbes]:
-    opened = LaunchProbes()
+    opened = LaunchProbes(cpu_samples=False)
     yield opened
     opened.close()
 

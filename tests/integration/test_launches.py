@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 def probes_on(folder: Path, sizes: Sizes | None = None) -> LaunchProbes:
     """Walks by frame pointers, which the programs have: nothing has to be learnt, and so nobody learns."""
     runtime.build(folder)
-    probes = LaunchProbes(sizes or Sizes(), frame_pointers_only=True)
+    probes = LaunchProbes(sizes or Sizes(), frame_pointers_only=True, cpu_samples=False)
     outcomes = list(probes.libraries.installed((str(folder),)))
     assert [outcome.problem for outcome in outcomes] == [""]
     assert outcomes[0].probes >= 2
@@ -211,7 +211,7 @@ def test_stacks_whose_ids_collide_all_arrive(folder: Path, closing: list[LaunchP
 
 def probes_on_without_collisions(folder: Path, closing: list[LaunchProbes]) -> int:
     """How many different stacks the same run has."""
-    probes = LaunchProbes(frame_pointers_only=True)
+    probes = LaunchProbes(frame_pointers_only=True, cpu_samples=False)
     closing.append(probes)
     list(probes.libraries.installed((str(folder),)))
     run(folder, "--launches", 300, "--rate", 0)
@@ -380,7 +380,7 @@ def test_detaching_many_libraries_takes_as_long_as_one(
     programs = runtime.build(builds[7])
     with programs.library.open("rb") as file:
         offsets = {probe.semaphore_offset for probe in read_probes(file, "level_zero", ("launch_kernel",))}
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     closing.append(probes)
     outcomes = list(probes.libraries.installed(tuple(map(str, builds))))
     assert [outcome.problem for outcome in outcomes] == [""] * 15
@@ -407,7 +407,7 @@ def test_detaching_many_libraries_takes_as_long_as_one(
 @EITHER_KERNEL
 def test_a_program_goes_to_all_locations_or_to_none(folder: Path, closing: list[LaunchProbes]) -> None:
     # given a location that the kernel refuses, after one that it takes
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     closing.append(probes)
     programs = runtime.build(folder)
     with programs.library.open("rb") as file:
@@ -434,7 +434,7 @@ def test_one_library_under_two_names_is_probed_once(folder: Path, closing: list[
     (folder / "libze_intel_gpu.so").symlink_to(programs.library.name)
     os.link(programs.library, folder / "libze_intel_gpu.so.1.99")
     # when
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     closing.append(probes)
     outcomes = list(probes.libraries.installed((str(folder),)))
     # then
@@ -448,7 +448,7 @@ def test_a_library_without_probes_is_told(tmp_path: Path, closing: list[LaunchPr
     (tmp_path / "libze_intel_gpu.so.2").write_bytes(b"no library at all")
     (tmp_path / "libze_intel_gpu.so.3").mkdir()
     os.mkfifo(tmp_path / "libze_intel_gpu.so.4")
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     closing.append(probes)
     outcomes = list(probes.libraries.installed((str(tmp_path),)))
     assert [outcome.probes for outcome in outcomes] == [0, 0]
@@ -545,7 +545,7 @@ def test_a_semaphore_that_cannot_be_raised_is_told(
     probe, library = launch_probe(folder), runtime.build(folder).library
     others += [uprobe(library, probe.offset, 0), uprobe(library, probe.offset + 1, 0)]
     # when
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     closing.append(probes)
     [outcome] = probes.libraries.installed((str(folder),))
     # then
@@ -570,7 +570,7 @@ def test_a_uprobe_of_another_tool_with_another_counter_is_named(
     probe, library = launch_probe(folder), runtime.build(folder).library
     others.append(uprobe(library, probe.offset, probe.semaphore_offset + 4))
     # when
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     closing.append(probes)
     [outcome] = probes.libraries.installed((str(folder),))
     # then nothing is attached, and who is to blame is told

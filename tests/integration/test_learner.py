@@ -41,7 +41,7 @@ def test_what_a_program_unloads_is_counted_before_it_maps_a_driver(tmp_path: Pat
     # given a program that runs with a dynamic linker that is watched
     library = tmp_path / "some.so"
     subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", library], check=True)
-    with contextlib.closing(LaunchProbes()) as probes:
+    with contextlib.closing(LaunchProbes(cpu_samples=False)) as probes:
         list(probes.libraries.running())
         spaces = Spaces(*(probes.maps[name] for name in ("spaces", "process_unloads", "missed_paths", "copies_done")))
         words: list[str | Path] = [sys.executable, "-c", LOADS, library]
@@ -68,7 +68,7 @@ def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
     capfd: pytest.CaptureFixture[str], within: Within, has_maps: bool
 ) -> None:
     # given a recorder that ends before it reads the answer to a request, or before it has loaded its programs
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     learner = LearnerProcess()
     child = learner._child
     assert child is not None
@@ -88,7 +88,7 @@ def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
 
 
 def test_a_learner_that_is_killed_is_started_again_but_not_for_ever(within: Within) -> None:
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     learner = LearnerProcess()
     learner.learn_from(probes)
     with within(LONGEST_S):
@@ -108,7 +108,7 @@ def test_a_learner_that_is_killed_is_started_again_but_not_for_ever(within: With
 
 
 def test_a_learner_that_dies_before_it_has_its_maps_is_started_again(within: Within) -> None:
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     learner = LearnerProcess()
     assert learner._child is not None
     os.kill(learner._child.pid, signal.SIGKILL)

@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[LaunchProbes]:
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     yield probes
     probes.close()
 
@@ -86,7 +86,7 @@ def test_lists_that_cannot_be_read_are_counted(attached: Attached) -> None:
 
 def test_what_has_no_room_is_counted(built: Built, tmp_path: Path) -> None:
     # given room for 28 records, and nobody who reads
-    probes = LaunchProbes(Sizes(list_pages=1))
+    probes = LaunchProbes(Sizes(list_pages=1), cpu_samples=False)
     try:
         attached = Attached(probes, copied(built, tmp_path / "copy"))
         # when

@@ -31,7 +31,7 @@ FUNCTIONS = ("push_rbx", "push_rbp", "push_r12", "nop", "endbr64", "sub", "nop5"
 HZ = 9_973
 COPIES = 0x7FFF_FFFF_E000  # TASK_SIZE less a page: the kernel's copies of instructions (xol_add_vma, uprobes.c)
 LIBRARY = "[library]"
-SECONDS = 6
+SECONDS = 3
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ class Names:
 
 def taken(program: Path) -> Iterator[tuple[Walked, list[int]]]:
     """The stacks of CPU samples of the program, each of its functions probed."""
-    with probed() as seen, contextlib.closing(CpuClock(seen._probes.maps["on_sample"], HZ)) as clock:
+    with probed(cpu_samples=True) as seen, contextlib.closing(CpuClock(seen._probes.maps["on_sample"], HZ)) as clock:
         for function in FUNCTIONS:
             seen.probe(program, f"enter_{function}", behind=0)
         seen._probes.exclude(running_pids(), launches=False)
@@ -100,7 +100,7 @@ def test_no_sample_at_a_probe_lacks_a_caller(program: Path) -> None:
     jumped = {("enter_jumped", *outer), ("enter_jumped", "enter_call", *outer)}
     whole = Counter({stack: count for (walked, stack), count in found.items() if walked is Walked.WHOLE})
     seen = {stack for stack in whole if stack[0].startswith("enter_")}
-    # (but a few of 100,000 samples, where another interrupt came while the kernel pushed r12, which is 0)
+    # (but a few of 50,000 samples, where another interrupt came while the kernel pushed r12, which is 0)
     pushed = ("enter_push_r12",)
     assert seen - {pushed} == entered | jumped
     assert whole[pushed] <= 3

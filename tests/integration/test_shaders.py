@@ -199,7 +199,7 @@ class Player:
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[LaunchProbes]:
-    probes = LaunchProbes()
+    probes = LaunchProbes(cpu_samples=False)
     yield probes
     probes.close()
 

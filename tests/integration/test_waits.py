@@ -52,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[LaunchProbes]:
-    probes = LaunchProbes(Sizes(waiting_threads=64), waits=True)
+    probes = LaunchProbes(Sizes(waiting_threads=64), waits=True, cpu_samples=False)
     yield probes
     probes.close()
 
@@ -256,7 +256,7 @@ def test_of_processes_that_are_not_recorded_nothing_is_told(attached: Attached) 
 
 
 def test_what_has_no_room_is_counted(built: Built, tmp_path: Path) -> None:
-    probes = LaunchProbes(Sizes(waiting_threads=2, wait_pages=1), waits=True)
+    probes = LaunchProbes(Sizes(waiting_threads=2, wait_pages=1), waits=True, cpu_samples=False)
     try:
         attached = Attached(probes, copied(built, tmp_path / "copy"), built.with_waits)
         _, told, waits = run(attached, "both", 30, 1 * MS, 4)
