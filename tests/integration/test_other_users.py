@@ -15,7 +15,8 @@ from integration.recording import IAPROF
 from waiting import until
 
 pytestmark = pytest.mark.beside
-SAMPLES = Path(__file__).resolve().parents[1] / "data" / "captures"
+CAPTURES = Path(__file__).resolve().parents[1] / "data" / "captures"
+SAMPLES = [CAPTURES / "format-8.parquet", CAPTURES / "format-9.parquet"]  # one for each worker
 ROOT, VICTIM, ATTACKER = 0, 60001, 60002
 
 # Stays, as the namespace does meanwhile, which has nothing but a loopback interface (SIOCSIFFLAGS, IFF_UP).
@@ -104,7 +105,7 @@ def test_nobody_else_gets_into_the_processes_of_a_verb(folder: Path, inside: lis
         assert len(seen) == 2  # the scheduler, and its HTTP server
         # when
         for user in (VICTIM, ROOT):
-            report = [*IAPROF, "report", str(SAMPLES), "--cluster=local:2", "--cache=none", "-o", "out.html"]
+            report = [*IAPROF, "report", *map(str, SAMPLES), "--cluster=local:2", "--cache=none", "-o", "out.html"]
             subprocess.run(
                 [*inside, *of(user, *report)],
                 cwd=folder / str(user),

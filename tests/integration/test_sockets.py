@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -81,9 +82,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     spool = Spool(folder / "spool")
     spool.write(FrameKind.SIDEBAND, b"", time=1)
     spool.close()
+    several = folder / "captures"
+    several.mkdir()
+    for name in ("format-8.parquet", "format-9.parquet"):  # one for each worker
+        shutil.copy(CAPTURES / name, several)
     files = {"spool": folder / "spool", "trace": folder / "rank_0.json", "traces": folder / "traces.parquet",
              "capture": CAPTURES / "format-9.parquet", "other": CAPTURES / "format-8.parquet",
-             "captures": CAPTURES, "driver": runtime.build().library}  # fmt: skip
+             "captures": several, "driver": runtime.build().library}  # fmt: skip
     elfs = [runtime.debug_elf("bmg", "matmul")]
     seconds = {"program": 1, "longer": 300}
     commands = {name: shlex.join(runtime.command(elfs, "--seconds", each)) for name, each in seconds.items()}
