@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -353,8 +353,10 @@ def _checked_module(answer: Any) -> GpuModule:
     vendor = string(answer.get("vendor"))
     if vendor not in {each.name for each in vendors.VENDORS}:
         raise AnswerError
-    kernels = tuple(_checked_kernel(kernel, vendor, strings, stacks) for kernel in any_list(answer.get("kernels")))
-    return GpuModule(kernels, _shown(string_list(answer.get("problems"))))
+    kernels: list[GpuKernel] = []
+    for kernel in any_list(answer.get("kernels")):
+        kernels.append(_checked_kernel(kernel, vendor, strings, stacks, kernels))
+    return GpuModule(tuple(kernels), _shown(string_list(answer.get("problems"))))
 
 
 def _shown(problems: list[str]) -> tuple[str, ...]:
@@ -365,7 +367,9 @@ def _shown(problems: list[str]) -> tuple[str, ...]:
     return (*different[:_MAX_PROBLEMS], f"and {len(different) - _MAX_PROBLEMS} more problems")
 
 
-def _checked_kernel(answer: Any, vendor: str, strings: list[str], stacks: list[tuple[GpuFrame, ...]]) -> GpuKernel:
+def _checked_kernel(
+    answer: Any, vendor: str, strings: list[str], stacks: list[tuple[GpuFrame, ...]], before: Sequence[GpuKernel]
+) -> GpuKernel:
     match answer:
         case {
             "name": name,
@@ -391,9 +395,23 @@ def _checked_kernel(answer: Any, vendor: str, strings: list[str], stacks: list[t
                 size=integer(size),
                 simd=integer(simd, _MOST_LANES + 1),
                 code_size=length,
-                decoded=None if instructions is None else read_instructions(instructions, strings, length),
+                decoded=_checked_instructions(instructions, strings, length, before),
                 segment_offsets=tuple(offsets),
                 segment_frames=tuple(stacks[number] for number in numbers),
                 vendor=vendor,
             )
     raise AnswerError
+
+
+def _checked_instructions(
+    answer: Any, strings: list[str], length: int, before: Sequence[GpuKernel]
+) -> Instructions | None:
+    """Returns a kernel's instructions, which may be those of a kernel before it that has code of the same length."""
+    if answer is None:
+        return None
+    if type(answer) is not int:
+        return read_instructions(answer, strings, length)
+    first = before[integer(answer, len(before))]
+    if first.decoded is None or first.code_size != length:
+        raise AnswerError
+    return first.decoded

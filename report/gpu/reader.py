@@ -135,6 +135,7 @@ class GpuReader:
                 parameters["instruction_set"], selected, parameters.get("texts", True), problems
             )
         strings, frame_table, stacks = Numbering(), Numbering(), Numbering()
+        first_with: dict[int, int] = {}  # by the identity of a decoding: kernels with the same code share one
         kernels = [
             {
                 "name": kernel.name,
@@ -145,7 +146,7 @@ class GpuReader:
                 "simd": kernel.simd,
                 "code_size": len(kernel.code),
                 "segments": _segment_columns(segments.get(index, ()), strings, frame_table, stacks),
-                "instructions": _to_columns(decodings[index], strings) if index in decodings else None,
+                "instructions": _instructions(index, decodings, first_with, strings),
             }
             for index, kernel in enumerate(code.kernels)
         ]
@@ -247,6 +248,16 @@ def _instruction_set(name: list[Any]) -> InstructionSet:
 
 def _empty_decoding(message: str = "") -> Decoding:
     return Decoding([], [], [], [], [], message)
+
+
+def _instructions(
+    index: int, decodings: dict[int, Decoding], first_with: dict[int, int], strings: Numbering
+) -> dict[str, list[Any]] | int | None:
+    """Returns a kernel's instructions, or the index of an earlier kernel that has the same; None: not decoded."""
+    if (decoding := decodings.get(index)) is None:
+        return None
+    first = first_with.setdefault(id(decoding), index)
+    return _to_columns(decoding, strings) if first == index else first
 
 
 def _to_columns(decoding: Decoding, strings: Numbering) -> dict[str, list[Any]]:

@@ -302,3 +302,39 @@ def test_answers_of_a_child_in_an_attackers_hands() -> None:
                 instructions += info.size > 0
     assert refused > 700
     assert instructions > 600
+
+
+def test_kernels_with_the_same_code_share_their_instructions() -> None:
+    code = read_zebin(debug_elf("bmg", "matmul")).kernels[0].code
+    sections = [elf.kernel(f"kernel_{number}", code, 0x1000 + 0x10000 * number) for number in range(3)]
+    data = elf.zebin([*sections, elf.kernel("other", code[:64], 0x80000)])
+    with gpu_sandbox() as sandbox:
+        honest = sandbox.call("module", {"instruction_set": in_json(Platform.XE2), "only": None, "decode": True}, data)
+    assert [type(kernel["instructions"]) for kernel in honest["kernels"]] == [dict, int, int, dict]
+    first, second, third, other = GpuModuleLoader(Liar(honest)).load(data, Platform.XE2).kernels
+    assert first.decoded is second.decoded is third.decoded
+    assert len(first.instructions) > len(other.instructions) > 0
+    assert second.instructions[5].text == first.instructions[5].text
+
+
+@pytest.mark.parametrize("wrong", [1, 2, -1, 3, 1 << 70, True, 0.0])
+def test_instructions_of_a_kernel_that_does_not_have_them(wrong: object) -> None:
+    code = read_zebin(debug_elf("bmg", "matmul")).kernels[0].code
+    data = elf.zebin([elf.kernel("first", code, 0x1000), elf.kernel("second", code, 0x20000)])
+    with gpu_sandbox() as sandbox:
+        honest = sandbox.call("module", {"instruction_set": in_json(Platform.XE2), "only": None, "decode": True}, data)
+    honest["kernels"][1]["instructions"] = wrong
+    loaded = GpuModuleLoader(Liar(honest)).load(data, Platform.XE2)
+    assert any("nonsense" in problem for problem in loaded.problems)
+
+
+def test_instructions_of_code_of_another_length_or_without_any() -> None:
+    code = read_zebin(debug_elf("bmg", "matmul")).kernels[0].code
+    data = elf.zebin([elf.kernel("first", code, 0x1000), elf.kernel("second", code[:64], 0x20000)])
+    with gpu_sandbox() as sandbox:
+        honest = sandbox.call("module", {"instruction_set": in_json(Platform.XE2), "only": None, "decode": True}, data)
+    honest["kernels"][1]["instructions"] = 0
+    longer = GpuModuleLoader(Liar(honest)).load(data, Platform.XE2)
+    honest["kernels"][0]["instructions"], honest["kernels"][1]["code_size"] = None, len(code)
+    none = GpuModuleLoader(Liar(honest)).load(data, Platform.XE2)
+    assert all(any("nonsense" in problem for problem in each.problems) for each in (longer, none))
