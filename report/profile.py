@@ -13,7 +13,7 @@ from iaprof.basics.heap import return_free_memory
 from iaprof.basics.quantities import counted
 from iaprof.formats.capture.limits import INSTRUCTIONS, SITES
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.distinct import numbered
+from iaprof.formats.distinct import distinct_values, numbered
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.stack_counts import recorded, recorded_python
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
@@ -250,8 +250,8 @@ def build(
     by_time_ns = None if options.by_time_s is None else int(options.by_time_s * 1e9)
     task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, by_time_ns, energy, seen)
     joined, facts.records, crowded, beside, by_time = join(capture, task, progress)
-    capture.check(len(np.unique(joined.site)), SITES)
-    capture.check(len(np.unique(joined.ip)), INSTRUCTIONS)
+    capture.check(len(distinct_values(joined.site)), SITES)
+    capture.check(len(distinct_values(joined.ip)), INSTRUCTIONS)
     if crowded:
         facts.problems["in so many kernels that only some of these were looked at"] = [
             counted(crowded, "address", "addresses")
@@ -321,7 +321,7 @@ def _report(found: _Found, joined: Joined, options: ReportOptions, facts: Facts,
     last = int(joined.interval.max()) if len(joined.interval) else -1
     intervals = [begin_ns / 1e9 + options.interval_s * number for number in range(last + 1)]
     measured = gauges(capture, begin_ns, interval_ns, len(intervals)) if interval_ns else {}
-    kernels.read(placed.kernels_of(np.unique(joined.site).tolist()))
+    kernels.read(placed.kernels_of(distinct_values(joined.site).tolist()))
     profile, sampled_kernels, decoded = to_profile(joined, placed, kernels, cpu, known, merged)
     if options.texts and options.texts_of_hottest:
         names = hottest(profile)
@@ -392,7 +392,7 @@ def _frames(
     capture: CaptureReader, joined: Joined, placed: Placed, frame_options: FrameOptions, symbolizer: Symbolizer
 ) -> CpuFrames:
     """Symbolizes the launch stacks of the joined sites."""
-    sites = np.unique(joined.site).tolist()
+    sites = distinct_values(joined.site).tolist()
     ids = sorted({placed.sites[site].stack for site in sites} - {0})
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     codes = capture.table("python_code")
