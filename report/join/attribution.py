@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.heap import return_free_memory
 from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.distinct import groups, numbered
 from iaprof.formats.ranges import batches, ranges
 from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.samples import Fields, SampleLayout
@@ -60,24 +61,15 @@ def alike(
     """
     count = np.diff(first)[pairs]
     entries = ranges(first[pairs], count)
-    entry, begins = _numbered(shares.site[entries], shares.share[entries].view(np.int64)), np.cumsum(count) - count
-    group = _numbered(_numbered(cell[pairs], interval[pairs]), shares.alone[pairs].astype(np.int64))
+    entry, _ = groups(shares.site[entries], shares.share[entries].view(np.int64))
+    begins = np.cumsum(count) - count
+    group, _ = groups(cell[pairs], interval[pairs], shares.alone[pairs].astype(np.int64))
     for place in range(int(count.max(initial=0))):
         more = np.flatnonzero(count > place)
         # Pairs without so many candidates keep lower numbers.
-        group[more] = _numbered(group[more], entry[begins[more] + place]) + len(pairs) * (place + 1)
-    _, one, group = np.unique(group, return_index=True, return_inverse=True)
-    return pairs[one], group.astype(np.int64)
-
-
-def _numbered(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Numbers the distinct pairs of two columns: int64[n]."""
-    key = np.zeros(len(one), np.int64)
-    for column in (one, other):
-        distinct, number = np.unique(column, return_inverse=True)
-        key *= len(distinct)
-        key += number
-    return np.unique(key, return_inverse=True)[1].astype(np.int64)
+        group[more] = groups(group[more], entry[begins[more] + place])[0] + len(pairs) * (place + 1)
+    group, one = groups(group)
+    return pairs[one], group
 
 
 def flatten_words(rows: pa.Table, layout: SampleLayout) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
@@ -307,7 +299,7 @@ class Attribution:
         spare, used = int(places.sum()), None
         if spare > _MAX_SLOTS_PER_RECORD * len(numbers):  # only those that are used
             there = np.flatnonzero(slots >= sums.slots)
-            used, number = np.unique(slots[there] - sums.slots, return_inverse=True)
+            used, number = numbered(slots[there] - sums.slots)
             slots[there], spare = sums.slots + number, len(used)
         add(fields, packed, slots, sums.with_spare(spare))
         place, values = sums.take_spare(spare)

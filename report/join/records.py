@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import distinct_values
 from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.samples import Fields
 from iaprof.report.join.tally import Growing
@@ -102,15 +103,18 @@ class Addresses:
 
         They have no numbers until `set_last`, which comes before any others are added.
         """
+        ips = distinct_values(ips)  # all else is done with these few
         new = np.setdiff1d(ips >> np.uint64(self._page_bits), self._pages)
         if len(new):
             first = len(self._table) + (np.arange(len(new)) << _PAGE_BITS)
             order = np.argsort(pages := np.append(self._pages, new))
             self._pages, self._first = pages[order], np.append(self._first, first)[order]
             self._table = np.append(self._table, np.full(len(new) << _PAGE_BITS, -1))
-        slot, where = np.unique(self._slot(ips), return_index=True)
-        unknown = self._table[slot] < 0
-        added = ips[where[unknown]]
+        slot = self._slot(ips)
+        order = np.argsort(slot, kind="stable")
+        one = np.diff(slot[order], prepend=-1) > 0  # of addresses in the same unit, as only hostile captures have, one
+        unknown = order[one & (self._table[slot[order]] < 0)]
+        added = ips[unknown]
         self._last_slots = slot[unknown]
         self._ips.extend(added)
         return added

@@ -78,6 +78,13 @@ def test_an_address_has_the_number_that_it_was_given(name: str) -> None:
     assert known.ips.tolist() == list(numbers)
 
 
+def test_of_addresses_in_one_unit_one_is_added() -> None:
+    known = Addresses(4)
+    assert known.add(np.array([0x1018, 0x2000, 0x1010, 0x2000, 0x1018], np.uint64)).tolist() == [0x1010, 0x2000]
+    known.set_last(np.array([5, 6]))
+    assert known.add(np.array([0x1018, 0x3000], np.uint64)).tolist() == [0x3000]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_pairs_and_values_are_those_of_loops(seed: int) -> None:
     rng = random.Random(seed)
