@@ -19,7 +19,8 @@ typedef int64_t s64;
 
 enum { WORD_BITS = 64, PLACE_BITS = 32 };
 enum { NARROW_BITS = 8, NARROW_COUNTERS = 16, WIDE_BITS = 16, WHOLE_BITS = 64 };
-enum { PAGES_BITS = 10, FEW = 16 };
+enum { PAGES_BITS = 12, FEW = 16 };
+enum { TOGETHER = 64 }; /* so many records are looked up at a time */
 enum { AHEAD = 16 }; /* so many records before a row is needed, it is fetched into the CPU's caches */
 enum { WRONG = -1 };
 
@@ -67,17 +68,26 @@ PUBLIC u64 join_number(const struct pages *pages, const u64 *words, u64 records,
     for (u64 i = 0; i < 1 << PAGES_BITS; i++)
         known[i].page = UINT64_MAX; /* no page has this number, as it has several addresses */
     u64 missing = 0, in_page = ((u64)1 << pages->page_bits) - 1;
-    for (u64 i = 0; i < records; i++) {
-        u64 address = (words[i] & pages->mask) << pages->shift, page = address >> pages->page_bits;
-        u64 at = page * MIXER >> (WORD_BITS - PAGES_BITS);
-        if (known[at].page != page) {
-            known[at].page = page;
-            known[at].first = first_slot(pages, page);
+    for (u64 begin = 0, end; begin < records; begin = end) {
+        end = records - begin < TOGETHER ? records : begin + TOGETHER;
+        for (u64 i = begin; i < end; i++) { /* first all places in the table, so that these are fetched meanwhile */
+            u64 address = (words[i] & pages->mask) << pages->shift, page = address >> pages->page_bits;
+            u64 at = page * MIXER >> (WORD_BITS - PAGES_BITS);
+            if (known[at].page != page) {
+                known[at].page = page;
+                known[at].first = first_slot(pages, page);
+            }
+            s64 first = known[at].first;
+            s64 slot = first < 0 ? WRONG : first + (s64)((address & in_page) >> pages->unit_bits);
+            if (slot >= 0)
+                __builtin_prefetch(pages->table + slot);
+            numbers[i] = slot;
         }
-        s64 first = known[at].first;
-        s64 number = first < 0 ? WRONG : pages->table[(u64)first + ((address & in_page) >> pages->unit_bits)];
-        numbers[i] = number;
-        missing += number < 0;
+        for (u64 i = begin; i < end; i++) {
+            s64 number = numbers[i] < 0 ? WRONG : pages->table[numbers[i]];
+            numbers[i] = number;
+            missing += number < 0;
+        }
     }
     return missing;
 }
@@ -165,25 +175,71 @@ static inline u64 window(const u64 *const *words, u32 count, u32 bit, u64 record
 
 static u64 low_bits(u32 bits) { return bits < WORD_BITS ? ((u64)1 << bits) - 1 : UINT64_MAX; }
 
+/* 64 bits of each record, from a bit on, for loops over many records: bits that are not there are 0. */
+struct window {
+    const u64 *low, *high; /* [records] */
+    u64 low_mask, high_mask;
+    u32 shift;
+};
+
+static struct window windows(const u64 *const *words, u32 count, u32 bit, u64 mask) {
+    u32 word = bit / WORD_BITS, shift = bit % WORD_BITS;
+    bool has_low = word < count, has_high = shift && word + 1 < count;
+    return (struct window){
+        .low = words[has_low ? word : 0],
+        .high = words[has_high ? word + 1 : 0],
+        .low_mask = has_low ? mask : 0,
+        .high_mask = has_high ? mask : 0,
+        .shift = shift,
+    };
+}
+
+static inline u64 in_window(const struct window *window, u64 record) {
+    u64 high = window->high[record] << 1 << (WORD_BITS - 1 - window->shift); /* no shift by 64 */
+    return (window->low[record] >> window->shift & window->low_mask) | (high & window->high_mask);
+}
+
+typedef u64 both __attribute__((vector_size(NARROW_COUNTERS)));
 typedef u8 bytes __attribute__((vector_size(NARROW_COUNTERS)));
-typedef u32 sums __attribute__((vector_size(NARROW_COUNTERS * sizeof(u32))));
+typedef uint16_t halves __attribute__((vector_size(NARROW_COUNTERS)));
+typedef u32 sums __attribute__((vector_size(NARROW_COUNTERS)));
+
+static inline void add_four(u32 *row, sums counts) {
+    sums sum;
+    memcpy(&sum, row, sizeof sum);
+    sum += counts;
+    memcpy(row, &sum, sizeof sum);
+}
+
+static inline sums low_halves(halves each) {
+    return (sums)__builtin_shuffle(each, (halves){0}, (halves){0, 8, 1, 9, 2, 10, 3, 11});
+}
+
+static inline sums high_halves(halves each) {
+    return (sums)__builtin_shuffle(each, (halves){0}, (halves){4, 12, 5, 13, 6, 14, 7, 15});
+}
 
 static void add_narrow(const struct counters *counters, const u64 *const *words, const s64 *slots, u64 records,
                        u32 *rows) {
     u32 bits = counters->count * NARROW_BITS;
-    u64 low = low_bits(bits), high = bits > WORD_BITS ? low_bits(bits - WORD_BITS) : 0;
+    struct window first = windows(words, counters->words, counters->first_bit, low_bits(bits));
+    struct window second = windows(words, counters->words, counters->first_bit + WORD_BITS,
+                                   bits > WORD_BITS ? low_bits(bits - WORD_BITS) : 0);
+    const bytes to_low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    const bytes to_high = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    bool last = counters->count > 3 * NARROW_COUNTERS / 4;
     for (u64 i = 0; i < records; i++) {
         if (i + AHEAD < records)
             __builtin_prefetch(rows + (u64)slots[i + AHEAD] * NARROW_COUNTERS, 1);
-        u64 both[2] = {window(words, counters->words, counters->first_bit, i) & low,
-                       window(words, counters->words, counters->first_bit + WORD_BITS, i) & high};
-        bytes each;
-        sums sum;
+        bytes each = (bytes)(both){in_window(&first, i), in_window(&second, i)};
+        halves low = (halves)__builtin_shuffle(each, (bytes){0}, to_low);
+        halves high = (halves)__builtin_shuffle(each, (bytes){0}, to_high);
         u32 *row = rows + (u64)slots[i] * NARROW_COUNTERS;
-        memcpy(&each, both, sizeof each);
-        memcpy(&sum, row, sizeof sum);
-        sum += __builtin_convertvector(each, sums);
-        memcpy(row, &sum, sizeof sum);
+        add_four(row, low_halves(low));
+        add_four(row + 4, high_halves(low));
+        add_four(row + 8, low_halves(high));
+        if (last)
+            add_four(row + 12, high_halves(high));
     }
 }
 
@@ -200,13 +256,13 @@ static void add_wide(const struct counters *counters, const u64 *const *words, c
 /* Adds the counters of records to the rows of their slots.
  *
  * Counters of 8 bits: a row is 16 u32, of which the first `count` have sums; of 16 or 64 bits: `count` u64.
- * Returns 0; -1 if there is no such layout or slot. */
+ * words: at least one column. Returns 0; -1 if there is no such layout or slot. */
 PUBLIC int join_add(const struct counters *counters, const u64 *const *words, const s64 *slots, u64 records, void *rows,
                     u64 count) {
     u64 last = 0;
     for (u64 i = 0; i < records; i++)
         last = (u64)slots[i] > last ? (u64)slots[i] : last;
-    if (records && last >= count)
+    if ((records && last >= count) || !counters->words)
         return WRONG;
     if (counters->bits == NARROW_BITS && counters->count <= NARROW_COUNTERS)
         add_narrow(counters, words, slots, records, rows);

@@ -133,6 +133,13 @@ def test_a_slot_that_is_not_there_is_refused(slot: int) -> None:
         assert not rows.any()
 
 
+def test_records_without_words_are_refused() -> None:
+    fields = next(iter(vendors.layouts().values())).fields
+    columns, type_ = sum_columns(fields)
+    with pytest.raises(AssertionError, match=WRONG):
+        add(fields, [], ints([]), np.zeros((10, columns), type_))
+
+
 def test_made_up_columns_under_sanitizers(tmp_path: Path) -> None:
     worked, refused = fuzz_join.run(fuzz_join.compiled(tmp_path), 1, 3000)
     assert worked > 4000
