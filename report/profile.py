@@ -13,7 +13,7 @@ from iaprof.basics.heap import return_free_memory
 from iaprof.basics.quantities import counted
 from iaprof.formats.capture.limits import INSTRUCTIONS, SITES
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.distinct import distinct_values, numbered
+from iaprof.formats.distinct import distinct_values, numbered, order_by
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.stack_counts import recorded, recorded_python
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
@@ -81,7 +81,7 @@ def to_profile(
     code = np.zeros(len(joined.ip), np.int64)
     offset = joined.ip.copy()
     groups, group_of = numbered(kernel * len(known) + joined.stream)
-    order = np.argsort(group_of, kind="stable")
+    order = order_by(group_of)
     ends = np.searchsorted(group_of[order], np.arange(len(groups) + 1))
     for index, group in enumerate(groups.tolist()):
         rows = order[ends[index] : ends[index + 1]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.distinct import numbered
+from iaprof.formats.distinct import numbered, order_by
 from iaprof.formats.export import Launches, Thread
 
 MAX_RUNS = 200_000
@@ -75,7 +75,7 @@ class Runs:
         if not self._batches:
             return (np.empty(0, np.int64),) * 4
         columns = [np.concatenate(column) for column in zip(*self._batches, strict=True)]
-        order = np.lexsort((columns[1], columns[0]))
+        order = order_by(columns[0], columns[1])
         pair, begin, end, count = (column[order] for column in columns)
         # The latest end so far of each pair: ranks of ends fit into one number together with the pair.
         ends, rank = numbered(end)

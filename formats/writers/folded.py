@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.distinct import numbered
+from iaprof.formats.distinct import numbered, order_by
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.frame_lists import FrameLists, cpu_columns, is_separator, stack_columns
@@ -125,7 +125,7 @@ def _added_up(columns: list[LinesColumn], counts: NDArray[np.int64]) -> tuple[li
             width = len(found)
         key = key * len(texts) + number
         width *= max(len(texts), 1)
-    order = np.argsort(key, kind="stable")
+    order = order_by(key)
     firsts = np.flatnonzero(np.diff(key[order], prepend=-1))
     lines = [(texts, number[order[firsts]]) for texts, number in columns]
     added = np.add.reduceat(counts[order], firsts) if len(firsts) else counts[:0]

@@ -14,6 +14,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import order_by
 from iaprof.formats.ranges import ranges
 from iaprof.report.join.cells import NOWHERE, Cells
 from iaprof.report.join.jobs import Jobs
@@ -95,7 +96,7 @@ class Candidates:
         self._placement_of_site = np.array(placement_of_site, np.int64)
         placement = self._placement_of_site[placed.site]
         bucket = (placed.time // self._window).astype(np.int64)
-        order = np.lexsort((placed.site, bucket, placement))  # and by time, as they are already
+        order = order_by(placement, bucket, placed.site)  # and by time, as they are already
         placement, bucket, site, time = placement[order], bucket[order], placed.site[order], placed.time[order]
         self._launches_before = np.concatenate([[0], np.cumsum(placed.count[order])])
         new = np.ones(len(order), bool)
@@ -116,7 +117,7 @@ class Candidates:
         self._buckets = int(bucket.max()) + 2 if len(bucket) else 1
         self._slice_key = slice_placement * self._buckets + self._slice_bucket
         # Ascending keys of launches: the placement, then the rank among all launches by time.
-        order = np.argsort(self._placement_of_site[placed.site], kind="stable")
+        order = order_by(self._placement_of_site[placed.site])
         self._by_time = placed.time
         self._rank_key = self._placement_of_site[placed.site[order]] * (len(order) + 1) + order
         self._rank_site = placed.site[order].astype(np.int32)
@@ -155,7 +156,7 @@ class Candidates:
         begins = np.minimum(begins, ends)  # captures are untrusted
         in_kernel = np.flatnonzero(cells != NOWHERE)
         # By cell, so that the bisections of successive pairs come to places that are close together.
-        in_kernel = in_kernel[np.argsort(cells[in_kernel], kind="stable")]
+        in_kernel = in_kernel[order_by(cells[in_kernel])]
         nowhere = np.flatnonzero(cells == NOWHERE)
         found = [_Entries.of_equal_weight(nowhere, np.full(len(nowhere), -1), np.full(len(nowhere), self._unknown))]
         alone = np.zeros(len(cells), bool)
@@ -452,7 +453,7 @@ class _Entries:
     def summed(self, sites: int) -> _Entries:
         """Sorts entries by pair and site, and adds up the weights of equal ones."""
         key = self.pair * sites + self.site
-        order = np.argsort(key, kind="stable")
+        order = order_by(key)
         first = np.flatnonzero(np.diff(key[order], prepend=-1))
         weight = np.add.reduceat(self.weight[order], first) if len(first) else self.weight
         rows = order[first]

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import order_by
+
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 
@@ -83,7 +85,7 @@ def merge_shares(results: list[JoinedShares]) -> JoinedShares:
     """Merges one or more results: sorted, each (interval, stream, site, address) once."""
     names = ("interval", "stream", "site", "ip")
     columns: list[Any] = [np.concatenate([getattr(result, name) for result in results]) for name in names]
-    order = np.lexsort(columns[::-1])
+    order = order_by(*columns)
     columns = [column[order] for column in columns]
     new = np.ones(len(order), bool)
     if len(order):
@@ -103,7 +105,7 @@ def to_whole_counts(result: JoinedShares) -> Joined:
     often as its fraction says. If the largest fraction always won, the other sites would lose most of their samples
     where intervals are short and samples few.
     """
-    order = np.lexsort((result.site, result.ip, result.stream, result.interval))
+    order = order_by(result.interval, result.stream, result.ip, result.site)
     new = np.ones(len(order), bool)
     if len(order):
         new[1:] = np.any([c[order][1:] != c[order][:-1] for c in (result.interval, result.stream, result.ip)], axis=0)

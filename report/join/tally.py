@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import order_by
 from iaprof.formats.ranges import ranges
 
 _MIN_CAPACITY = 16
@@ -72,7 +73,7 @@ class CellAddresses:
             known_cells: the number of cells made so far.
         """
         count = np.append(self.count, np.zeros(known_cells - len(self.count), np.int64))
-        order = np.argsort(cells, kind="stable")
+        order = order_by(cells)
         within = np.empty(len(cells), np.int64)
         added = np.bincount(cells, minlength=len(count))
         within[order] = ranges(0, added)
@@ -85,7 +86,7 @@ class CellAddresses:
     def numbers(self, cells: _Ints, places: _Ints) -> _Ints:
         """Returns the number of the address that each cell has at each place: int64[n]."""
         cell = self._cell.values
-        by_cell = np.lexsort((self._place.values, cell))
+        by_cell = order_by(cell, self._place.values)
         found: _Ints = by_cell[np.searchsorted(cell[by_cell], cells) + places]
         return found
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from iaprof.formats.distinct import numbered
+from iaprof.formats.distinct import numbered, order_by
 
 TYPES: tuple[type[np.integer[Any]], ...] = (np.int32, np.uint32, np.int64, np.uint64)
 
@@ -38,3 +38,28 @@ def test_many_rows(distance: int) -> None:
     distinct, number = numbered(rows * distance - 5)
     assert distinct.tolist() == [each * distance - 5 for each in range(8)]
     assert np.array_equal(number, rows)
+
+
+@pytest.mark.parametrize("count", [0, 1, 500, 5_000])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_is_that_of_lexsort(count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns = [
+        rng.integers(0, 50, count),
+        np.full(count, 7),
+        rng.integers(-(1 << 63), (1 << 63) - 1, count, endpoint=True),
+        rng.integers(0, (1 << 64) - 1, count, np.uint64, endpoint=True),
+        np.sort(rng.integers(-5, 70_000, count)).astype(np.int32),
+        rng.integers(-3, 3, count) << 40,
+    ]
+    for some in (
+        columns[:1],
+        columns[2:3],
+        columns[3:4],
+        columns[4:5],
+        columns[5:],
+        columns[:2],
+        columns,
+        columns[::-1],
+    ):
+        assert order_by(*some).tolist() == np.lexsort(some[::-1]).tolist()
