@@ -15,3 +15,10 @@ def all_recorded(header: Mapping[str, Any]) -> bool:
     return isinstance(losses, list) and not any(
         isinstance(each, dict) and each.get("source") == SOURCE for each in losses
     )
+
+
+def pci_addresses(header: Mapping[str, Any]) -> list[str]:
+    """The PCI addresses of the GPUs whose samples a capture has."""
+    streams = header.get("streams")
+    found = (each.get("pci_address") for each in streams if isinstance(each, dict)) if isinstance(streams, list) else ()
+    return sorted({each for each in found if isinstance(each, str)})

@@ -17,12 +17,16 @@ from iaprof.record.spool import FrameKind
 class GpuJobs(Source):
     """The tracepoints on all CPUs; none where no driver with this scheduler is loaded."""
 
-    def __init__(self) -> None:
-        """Opens the buffers, if the kernel has the tracepoints. Without them, less is known of who ran when."""
+    def __init__(self, wanted: bool = True) -> None:
+        """Opens the buffers, if the kernel has the tracepoints. Without them, less is known of who ran when.
+
+        Args:
+            wanted: whether the GPUs whose samples are recorded can have such a driver.
+        """
         self._buffers: JobBuffers | None = None
         self._problem = ""
         self._has_finished = False
-        formats = job_formats()
+        formats = job_formats() if wanted else []
         self._meta = formats_to_json(formats)
         if formats:
             try:

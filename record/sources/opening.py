@@ -117,5 +117,5 @@ def open_sources(
     side_band = until_end.enter_context(closing(SideBand(launches, libraries, stacks, scope or sampled)))
     signals.check()
     cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps, options.cpu_hz, sampled)))
-    jobs = until_end.enter_context(closing(GpuJobs()))
+    jobs = until_end.enter_context(closing(GpuJobs(wanted=not sampler.has_library)))
     return [launches, libraries, stacks, code, side_band, jobs, metering, sampler, cpu_samples]

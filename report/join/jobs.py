@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.gpu_jobs import all_recorded
+from iaprof.formats.header.gpu_jobs import all_recorded, pci_addresses
 from iaprof.report.join.lifetimes import NEVER
 
 _UNKNOWN_PID = 0  # of jobs that were queued before the recording
@@ -77,7 +77,16 @@ class Intervals:
 
 
 def jobs_of(capture: CaptureReader) -> Jobs | None:
-    """Returns the jobs of a capture; None if it has none, or some are missing: then nothing follows from them."""
+    """Returns the jobs of the GPUs whose samples a capture has.
+
+    Returns None if there are none, or some are missing: then nothing follows from them.
+    """
     if not capture.count("gpu_job") or not all_recorded(capture.header):
         return None
-    return Jobs(capture.table("gpu_job", ("time_ns", "end_ns", "pid", "at_once")))
+    import pyarrow.compute as pc  # which takes long, and few captures need it
+
+    rows = capture.table("gpu_job", ("time_ns", "end_ns", "pid", "device", "at_once"))
+    # Which GPU a job is for is not known before Linux 6.17.
+    sampled = pa.array([*pci_addresses(capture.header), None], pa.string())
+    rows = rows.filter(pc.is_in(rows["device"].cast(pa.string()), sampled))
+    return Jobs(rows) if len(rows) else None

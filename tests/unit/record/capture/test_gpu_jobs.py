@@ -240,3 +240,7 @@ def test_a_kernel_that_refuses_the_tracepoints_is_told(monkeypatch: pytest.Monke
     said = "the jobs on GPUs cannot be watched (perf_event_open: Permission denied)"
     assert journal.losses == [(SOURCE, said)]
     assert journal.warnings == [said]
+    # and for GPUs without such a driver nobody asks
+    unasked = GpuJobs(wanted=False)
+    unasked.start(journal, None)  # type: ignore[arg-type]
+    assert journal.warnings == [said]

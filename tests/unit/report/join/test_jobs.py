@@ -19,11 +19,11 @@ MS = 1_000_000
 ONE, OTHER, COMPOSITOR = 7, 8, 9
 
 
-def job(pid: int, begin: int, end: int | None, at_once: bool = False) -> dict[str, Any]:
+def job(pid: int, begin: int, end: int | None, at_once: bool = False, device: str | None = None) -> dict[str, Any]:
     """A `gpu_job` row, with its times in ms."""
     return {
         "time_ns": begin * MS, "end_ns": None if end is None else end * MS, "queued_ns": begin * MS if pid else None,
-        "pid": pid, "queue": "ccs0", "device": None, "at_once": at_once,
+        "pid": pid, "queue": "ccs0", "device": device, "at_once": at_once,
     }  # fmt: skip
 
 
@@ -69,6 +69,15 @@ TWO = "[ambiguous: 2 processes]"
 def test_processes_without_a_job_are_excluded(tmp_path: Path, jobs: list[dict[str, Any]], expected: object) -> None:
     found, _ = joined(tmp_path, [ONE, OTHER], jobs)
     assert found == {expected: 8}
+
+
+def test_jobs_of_other_gpus_tell_nothing(tmp_path: Path) -> None:
+    streams = [HEADER["streams"][0] | {"pci_address": "0000:03:00.0"}]
+    ran, idle = job(ONE, 95, 103, device="0000:03:00.0"), job(OTHER, 80, 99, device="0000:03:00.0")
+    elsewhere = job(OTHER, 95, 103, device="0000:00:02.0"), job(COMPOSITOR, 95, 103, device="0000:00:02.0")
+    found, result = joined(tmp_path, [ONE, OTHER], [ran, idle, *elsewhere], streams=streams)
+    assert found == {ONE: 8}
+    assert result.beside_others == 0
 
 
 def test_jobs_of_which_some_are_missing_exclude_nobody(tmp_path: Path) -> None:
