@@ -222,11 +222,11 @@ def _run_driver(
     deadline = time.monotonic() + seconds
     answers, left_out = {}, {}
     with _private_folder() as (private, user), contextlib.ExitStack() as running:
-        folder = running.enter_context(_linker_folder(kind, library, is_asked))
+        folders = running.enter_context(_system_folders(library, is_asked))
         loaded = running.enter_context(_copy(file)) if kind is Kind.OPENCL else file.fileno()
         processes = {
             device: running.enter_context(
-                Process.start(kind, device, _device_settings(device), loaded, folder, private, user)
+                Process.start(kind, device, _device_settings(device), loaded, folders, private, user)
             )
             for device in DEVICES
         }
@@ -247,10 +247,10 @@ def _run_vulkan(
     """Runs the driver on the machine's GPUs; returns answers by device, and why other devices have none."""
     group = _group_of_gpus()
     with _private_folder(group) as (private, user), contextlib.ExitStack() as running:
-        folder = running.enter_context(_linker_folder(Kind.VULKAN, library, is_asked))
+        folders = running.enter_context(_system_folders(library, is_asked))
         device = "" if group is None else str(group)
         process = running.enter_context(
-            Process.start(Kind.VULKAN, device, {}, file.fileno(), folder, private, user, group)
+            Process.start(Kind.VULKAN, device, {}, file.fileno(), folders, private, user, group)
         )
         answers, left_out = _read(process.answer(seconds, time.monotonic() + seconds), read_vulkan)
     if not answers:
@@ -324,29 +324,31 @@ def _copy(file: BinaryIO) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _linker_folder(kind: Kind, library: Path, is_asked: bool) -> Iterator[int | None]:
-    """Yields a descriptor of the folder with the dynamic linker and C library of the driver's system.
+def _system_folders(library: Path, is_asked: bool) -> Iterator[tuple[int, ...]]:
+    """Yields descriptors of the folders with the libraries of the driver's system; none if it is our own system's.
 
-    That is the library's folder, or the one above if OpenCL's driver has a folder of its own. None if there is no
-    dynamic linker, or it is our own system's.
+    The first one has the dynamic linker and the C library: the driver's folder, or one of the next above, as OpenCL's
+    drivers and those of Flatpak's runtimes have a folder of their own, which is the second.
     """
-    folders = [library.parent, library.parent.parent] if kind is Kind.OPENCL else [library.parent]
-    folder = next((candidate for candidate in folders if (candidate / DYNAMIC_LINKER).exists()), None)
+    above = [library.parent, *library.parent.parents][: 1 + _MOST_ABOVE]
+    folder = next((candidate for candidate in above if (candidate / DYNAMIC_LINKER).exists()), None)
     if folder is None or (folder / DYNAMIC_LINKER).samefile(f"/lib64/{DYNAMIC_LINKER}"):
-        yield None
+        yield ()
         return
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # Checked by descriptor: the same files are executed.
-        _check_owner(os.fstat(fd))
-        _check_owner(os.stat(DYNAMIC_LINKER, dir_fd=fd))
-        if not is_asked and os.fstatvfs(fd).f_flag & os.ST_NOSUID:
+    with contextlib.ExitStack() as opened:
+        folders = []
+        for path in dict.fromkeys((folder, library.parent)):
+            folders.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            opened.callback(os.close, folders[-1])
+            # Checked by descriptor: the same files are executed.
+            _check_owner(os.fstat(folders[-1]))
+        _check_owner(os.stat(DYNAMIC_LINKER, dir_fd=folders[0]))
+        if not is_asked and any(os.fstatvfs(each).f_flag & os.ST_NOSUID for each in folders):
             raise Problem("the file system of its dynamic linker is mounted nosuid")
-        yield fd
-    finally:
-        os.close(fd)
+        yield tuple(folders)
 
 
+_MOST_ABOVE = 3  # folders: GL/default/lib in Flatpak's runtime
 DYNAMIC_LINKER = "ld-linux-x86-64.so.2"
 # Make the driver simulate a GPU; ProductFamilyOverride and HardwareInfoOverride say which.
 _SETTINGS = {
@@ -395,7 +397,7 @@ class Process:
         device: str,
         settings: dict[str, str],
         library: int,
-        folder: int | None,
+        folders: tuple[int, ...],
         private: str,
         user: int | None,
         group: int | None = None,
@@ -408,13 +410,14 @@ class Process:
             settings: environment variables that choose the device.
             library: the driver's descriptor, so that the checked file is loaded, even by a user who may not open its
                 path.
-            folder: descriptor of the folder with the dynamic linker and C library that the driver needs; None for ours.
+            folders: descriptors of those with the libraries that the driver needs, the first with the dynamic linker;
+                none for our own.
             private: the working folder.
-            user: runs what is in `folder` from its first instruction on; None for our user.
+            user: runs what is in `folders` from its first instruction on; None for our user.
             group: the user's group; None for the one of the same number.
         """
-        libraries = f"/proc/self/fd/{folder}"
-        linker = [] if folder is None else [f"{libraries}/{DYNAMIC_LINKER}", "--library-path", libraries]
+        paths = [f"/proc/self/fd/{each}" for each in folders]
+        linker = [f"{paths[0]}/{DYNAMIC_LINKER}", "--library-path", ":".join(paths)] if paths else []
         # With this system's libraries the child drops its rights itself (child.py). Another system's dynamic linker and
         # C library never get root's rights: root of a container could have written them.
         # What a user preloads, such as libdrm-shim in place of a GPU, is wanted here, too; sudo removes it.
@@ -428,12 +431,12 @@ class Process:
                 f"/proc/self/fd/{library}",
                 device,
                 driver,
-                files=(library,) if folder is None else (library, folder),
+                files=(library, *folders),
                 environment=inherited | _SETTINGS | _OF_KIND[driver] | settings | {"HOME": private},
                 folder=private,
                 output=answer,
                 errors=errors,
-                user=None if folder is None else user,
+                user=user if folders else None,
                 group=group,
                 linker=linker,
             ) as worker,

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from driver.vulkan import DEVICES, RELEASES, Mesa, changed
 from iaprof.bpf.driver_layout import MADE_BY, Action, Layout
 from integration.recording import IAPROF, one_sentence
 
+OF_THE_C_LIBRARY = ("ld-linux", "libc.", "libm.", "libdl.", "libpthread.", "librt.", "libresolv.", "libutil.", "libnss")
 REQUIRED_SIZE = 1000225001  # VkPipelineShaderStageRequiredSubgroupSizeCreateInfo's sType
 
 
@@ -49,6 +53,37 @@ def test_devices_agree_and_have_functions_of_their_own(vulkan: dict[str, Mesa], 
     assert {name for _, name in together.operations.names} == {"blorp blit", "blorp clear", "blorp copy"}
     draws = [entry.name for entry in together.entries if entry.action is Action.DRAW]
     assert draws.count("vkCmdDraw") == draws.count("vkCmdDrawIndexed") == 2
+
+
+@pytest.mark.root
+def test_the_driver_that_a_process_of_a_container_maps_is_calibrated(vulkan: dict[str, Mesa], tmp_path: Path) -> None:
+    # given a process with a root folder of its own, where the driver and what it needs are as in Flatpak's runtimes
+    mesa = vulkan["unstable"]
+    root = Path(tempfile.mkdtemp(dir=mesa.prepared))  # where links to its libraries can be
+    root.chmod(0o755)
+    system = root / "usr/lib/x86_64-linux-gnu"
+    own = system / "GL/default/lib"
+    own.mkdir(parents=True)
+    for library in mesa.libraries.iterdir():
+        if library.is_file():
+            folder = system if library.name.startswith(OF_THE_C_LIBRARY) else own
+            (folder / library.name).hardlink_to(library.resolve())
+    script = "import os, sys; os.chroot(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", script, str(root)]
+    try:
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            library = Path(f"/proc/{process.pid}/root", own.relative_to(root), mesa.library.name)
+            # when
+            done = calibrate(mesa, tmp_path / "layout", "bmg", library)
+            process.communicate()
+    finally:
+        shutil.rmtree(root)
+    # then its layout is that of the same build elsewhere
+    assert done.returncode == 0, done.stderr
+    assert calibrate(mesa, tmp_path / "other", "bmg").returncode == 0
+    assert (tmp_path / "layout").read_text() == (tmp_path / "other").read_text()
 
 
 @pytest.mark.parametrize("release", RELEASES)
