@@ -55,9 +55,10 @@ def test_chances_do_not_depend_on_the_order_in_which_workers_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    for number in range(4):
-        copied(SAMPLES[-1 - number], tmp_path / "old" / f"{number}.parquet", f"h{number}")
-        copied(SAMPLES[number], tmp_path / "new" / f"{number}.parquet", f"h{number}")
+    formats = {int(path.stem.removeprefix("format-")): path for path in SAMPLES}
+    for number, (before, after) in enumerate(zip((9, 8, 7, 6), (1, 10, 11, 2), strict=True)):  # not all are alike
+        copied(formats[before], tmp_path / "old" / f"{number}.parquet", f"h{number}")
+        copied(formats[after], tmp_path / "new" / f"{number}.parquet", f"h{number}")
     words: list[str | Path] = ["diff", "-q", tmp_path / "old", tmp_path / "new", "-n0", "--by=kernel"]
     found = as_json(*words)
     assert all(0 < each["by_chance"] < 1 for each in found["entries"])
