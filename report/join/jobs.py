@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.distinct import order_by
 from iaprof.formats.header.gpu_jobs import all_recorded, pci_addresses
 from iaprof.report.join.lifetimes import NEVER
 
@@ -26,53 +27,60 @@ class Jobs:
 
     def __init__(self, rows: pa.Table) -> None:
         """Takes time_ns, end_ns, pid and at_once of `gpu_job` rows."""
-        pids = rows["pid"].to_numpy().astype(np.int64)
         self._begins, self._ends = rows["time_ns"].to_numpy(), rows["end_ns"].fill_null(NEVER).to_numpy()
-        self._pids, self._number = np.unique(pids, return_inverse=True)
+        self._pids, self._process = np.unique(rows["pid"].to_numpy().astype(np.int64), return_inverse=True)
         self._tells = self._pids != _UNKNOWN_PID
-        self._tells[self._number[rows["at_once"].to_numpy()]] = False
-        self._busy: dict[int, Intervals] = {}
-        for number in np.flatnonzero(self._tells).tolist():
-            rows = np.flatnonzero(self._number == number)
-            # Before its first job, a process may have had one since before the recording, which never ended in it.
-            unknown = np.array([0], np.uint64), self._begins[rows].min(keepdims=True)
-            known = self._begins[rows], self._ends[rows]
-            self._busy[number] = Intervals(*map(np.concatenate, zip(unknown, known, strict=True)))
-        self._unknown = self._intervals(pids == _UNKNOWN_PID)
+        self._tells[self._process[rows["at_once"].to_numpy()]] = False
+        # Before its first job, a process may have had one since before the recording, which never ended in it.
+        first = np.full(len(self._pids), NEVER, np.uint64)
+        np.minimum.at(first, self._process, self._begins)
+        self._busy = Intervals(
+            np.append(self._begins, np.zeros(len(first), np.uint64)),
+            np.append(self._ends, first),
+            np.append(self._process, np.arange(len(first))),
+        )
+        self._unknown = self._of(self._pids == _UNKNOWN_PID)
 
-    def _intervals(self, rows: NDArray[np.bool_]) -> Intervals:
+    def _of(self, processes: NDArray[np.bool_]) -> Intervals:
+        rows = processes[self._process]
         return Intervals(self._begins[rows], self._ends[rows])
 
     def can_have_run(self, pids: _Ints, since: _Times, until: _Times) -> NDArray[np.bool_]:
         """Returns whether each process can have had work on a GPU between two times: bool[n]."""
-        ran = np.ones(len(pids), bool)
-        for number, busy in self._busy.items():
-            rows = np.flatnonzero(pids == self._pids[number])
-            ran[rows] = busy.overlap(since[rows], until[rows])
-        return ran | self._unknown.overlap(since, until)
+        process = np.minimum(np.searchsorted(self._pids, pids), len(self._pids) - 1)
+        tells = self._tells[process] & (self._pids[process] == pids)
+        busy, unknown = self._busy.overlap(since, until, process), self._unknown.overlap(since, until)
+        can_have: NDArray[np.bool_] = ~tells | busy | unknown
+        return can_have
 
     def of_others(self, pids: _Ints) -> Intervals:
         """Returns when processes other than `pids` had jobs on a GPU, as far as these tell."""
-        others = self._tells & ~np.isin(self._pids, pids)
-        return self._intervals(others[self._number])
+        return self._of(self._tells & ~np.isin(self._pids, pids))
 
 
 class Intervals:
-    """Times in which something is so, in order and apart."""
+    """Times in which something is so, of several lanes. They may overlap."""
 
-    def __init__(self, begins: _Times, ends: _Times) -> None:
-        """Takes their begins and ends, uint64[n], in any order."""
-        order = np.argsort(begins, kind="stable")
-        begins, reached = begins[order], np.maximum.accumulate(ends[order])
-        new = np.flatnonzero(np.append(True, begins[1:] > reached[:-1])[: len(begins)])
-        self._begins, self._ends = begins[new], reached[np.append(new, len(begins))[1:] - 1] if len(new) else reached
+    def __init__(self, begins: _Times, ends: _Times, lanes: _Ints | None = None) -> None:
+        """Takes begins and ends, uint64[n], and the lane of each, int64[n]; None: all are of lane 0."""
+        lanes = np.zeros(len(begins), np.int64) if lanes is None else lanes
+        order = order_by(lanes, begins)
+        lanes, begins, ends = lanes[order], begins[order], ends[order]
+        # Lanes and ranks of times fit into one number.
+        self._begins, self._width = np.sort(begins), len(begins) + 1
+        self._key = lanes * self._width + np.searchsorted(self._begins, begins)
+        last = np.sort(ends)
+        reached = np.maximum.accumulate(lanes * self._width + np.searchsorted(last, ends)) - lanes * self._width
+        self._reached = last[reached]  # by then, all of the lane that began before have ended
 
-    def overlap(self, since: _Times, until: _Times) -> NDArray[np.bool_]:
-        """Returns whether each stretch, since..until, has a moment of them: bool[n]."""
+    def overlap(self, since: _Times, until: _Times, lanes: _Ints | None = None) -> NDArray[np.bool_]:
+        """Returns whether each stretch, since..until, has a moment of them in its lane: bool[n]."""
         if not len(self._begins):
             return np.zeros(len(since), bool)
-        last = np.searchsorted(self._begins, until, side="right") - 1
-        overlaps: NDArray[np.bool_] = (last >= 0) & (self._ends[np.maximum(last, 0)] >= since)
+        first = np.zeros(len(since), np.int64) if lanes is None else lanes * self._width
+        at = np.searchsorted(self._key, first + np.searchsorted(self._begins, until, side="right")) - 1
+        there = np.maximum(at, 0)
+        overlaps: NDArray[np.bool_] = (at >= 0) & (self._key[there] >= first) & (self._reached[there] >= since)
         return overlaps
 
 

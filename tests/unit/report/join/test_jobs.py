@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.join.candidates import AMBIGUOUS, Rule
-from iaprof.report.join.jobs import Intervals, jobs_of
+from iaprof.report.join.jobs import Intervals, Jobs, jobs_of
 from iaprof.report.join.joining import JoinResult, Task, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from unit.capturing import HEADER, capture, launch, record, stall
@@ -103,9 +104,26 @@ def test_programs_without_launches_keep_their_stalls(
     assert result.beside_others == beside
 
 
-def test_intervals_that_overlap_are_one() -> None:
-    # given, in no order, 10..20 in 5..40, and 60..70
-    times = Intervals(*(np.array(each, np.uint64) for each in ([60, 10, 5], [70, 20, 40])))
-    since, until = (np.array(each, np.uint64) for each in ([0, 0, 30, 41, 41, 70, 71], [4, 5, 35, 59, 60, 90, 99]))
-    assert times.overlap(since, until).tolist() == [False, True, True, False, True, True, False]
-    assert Intervals(since[:0], until[:0]).overlap(since, until).tolist() == [False] * 7
+def test_intervals_of_several_lanes() -> None:
+    # given random ones, many of which overlap
+    random = np.random.default_rng(1)
+    begins, lanes = random.integers(0, 3000, 300, np.uint64), random.integers(0, 7, 300)
+    ends = begins + random.integers(0, 90, 300, np.uint64)
+    since, lane = random.integers(0, 3000, 2000, np.uint64), random.integers(0, 9, 2000)
+    until = since + random.integers(0, 9, 2000, np.uint64)
+    # then
+    overlap = (begins <= until[:, None]) & (ends >= since[:, None]) & (lanes == lane[:, None])
+    assert 500 < overlap.any(axis=1).sum() < 1500
+    assert (Intervals(begins, ends, lanes).overlap(since, until, lane) == overlap.any(axis=1)).all()
+    # and without any, nothing is so
+    assert not Intervals(begins[:0], ends[:0]).overlap(since, until).any()
+
+
+def test_as_many_processes_as_jobs_take_no_longer() -> None:
+    count = 200_000
+    times = np.arange(count, dtype=np.uint64) * np.uint64(10) + np.uint64(5)
+    columns = {"time_ns": times, "end_ns": times + np.uint64(3), "pid": np.arange(1, count + 1, dtype=np.uint32)}
+    jobs = Jobs(pa.table({**columns, "at_once": np.zeros(count, bool)}))
+    pids = np.arange(1, count + 1)
+    assert jobs.can_have_run(pids, times, times).all()
+    assert not jobs.can_have_run(pids, times + np.uint64(4), times + np.uint64(5)).any()
