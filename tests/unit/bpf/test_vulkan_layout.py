@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
 
@@ -116,6 +117,13 @@ def test_a_layout_is_as_it_was_written() -> None:
     assert (names[0], names[1], names[30]) == ("blorp blit", "blorp copy", "blorp clear")
     assert {*names[2:30], names[31]} == {"blorp"}, "the last one is that of all numbers from there on"
     assert {len(packed_entry(LAYOUT_26, entry, 0)) for entry in LAYOUT_26.entries} == {ENTRY.itemsize}
+
+
+def test_a_layout_with_mesh_shaders_has_their_stages() -> None:
+    meshed = dataclasses.replace(LAYOUT_26, mesh=True)
+    assert Layout.from_json(meshed.to_json()) == meshed != LAYOUT_26
+    stages = [np.frombuffer(packed_layout(each), LAYOUT)["stage_count"][0] for each in (LAYOUT_26, meshed)]
+    assert stages == [5, 8]
 
 
 OPERATIONS: dict[str, Any] = {"function": 72, "kernel": 8, "data": 16, "size": 28, "kind": 0, "names": [[0, "blorp"]]}
