@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -12,11 +13,13 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
-from integration.recording import BARE, CUDA_IN_TURN, Finished, iaprof
+from iaprof.record.spool import FrameKind
+from integration.recording import BARE, CUDA_IN_TURN, IAPROF, iaprof, spool_of, spooled
 from integration.test_cuda import LOAD, Recorded, launched, machine as machine
 from pythons.frames import Frames, frames_of, frames_told
 from standin.cuda.machine import Machine
 from standin.cuda.runtime import REDUCE, SCALE, cubin
+from waiting import until
 
 pytestmark = CUDA_IN_TURN
 PROGRAMS = Path(__file__).parents[1] / "pythons" / "programs"
@@ -60,18 +63,21 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def record_python(machine: Machine, *words: str | Path, options: tuple[str, ...] = ()) -> Finished:
-    """Records a program of Python."""
-    command = [sys._base_executable, *map(str, words)]  # type: ignore[attr-defined]
-    done = iaprof("record", "-o", machine.folder / "cap", *BARE, *options, "--", *command, env=machine.env())
-    assert done.code == 0, done.err
-    return done
+def record_python(machine: Machine, *words: str | Path) -> None:
+    """Records a program of Python; its last argument is a file for which it waits, until its interpreter is known."""
+    capture, start = machine.folder / "cap", machine.folder / "start"
+    python = sys._base_executable  # type: ignore[attr-defined]
+    command = [*IAPROF, "record", "-o", capture, *BARE, "--", python, *words, start]
+    with subprocess.Popen(command, env=os.environ | machine.env(), stderr=subprocess.PIPE, text=True) as recorder:
+        until(lambda: spool_of(capture).exists() and spooled(capture, FrameKind.INTERPRETER), recorder)
+        start.touch()
+        _, said = recorder.communicate()
+    assert recorder.returncode == 0, said
 
 
 def test_every_launch_has_the_frames_that_the_program_tells(machine: Machine, calls: Path, tmp_path: Path) -> None:
     # when three threads launch from many paths again and again
-    (start := tmp_path / "start").touch()
-    record_python(machine, PROGRAMS / "launches.py", calls, cubin(), REDUCE, tmp_path / "told", "150", start)
+    record_python(machine, PROGRAMS / "launches.py", calls, cubin(), REDUCE, tmp_path / "told", "150")
     # then each has its own frames, in its order
     found = Launched(machine.folder / "cap")
     told = frames_told(tmp_path / "told")
@@ -135,8 +141,10 @@ def test_each_output_file_has_its_launches_with_their_stacks(machine: Machine) -
 
 MANY_LINES = """
 import sys, time
-from launching import launch, prepare
-prepare(*sys.argv[1:])
+from launching import launch, prepare, wait_for
+*told, start = sys.argv[1:]
+prepare(*told)
+wait_for(start)
 exec("def rounds(number):\\n for _ in range(number):\\n" + "  launch()\\n" * 40)
 for number in [*[1] * 60, 300]:
     rounds(number)
@@ -157,9 +165,10 @@ def test_many_lines_that_launch_the_same_kernel_from_the_same_frame(
 
 CLOSES = """
 import os, sys, tempfile
-from launching import launch, prepare
-*told, folder = sys.argv[1:]
+from launching import launch, prepare, wait_for
+*told, folder, start = sys.argv[1:]
 prepare(*told)
+wait_for(start)
 def one():
     launch()
 def other():
