@@ -57,18 +57,21 @@ class _CpuJobs(CpuEvents):
     def __init__(self, cpu: int, formats: Sequence[JobFormat], pages: int) -> None:
         self._formats = formats
         super().__init__(cpu, pages)
+        try:
+            for other in self.fds[1:]:
+                fcntl.ioctl(other, IOC_SET_OUTPUT, self.fds[0])
+        except OSError:
+            self.close()
+            raise
 
     def open_events(self) -> int:
+        """See CpuEvents."""
         for each in self._formats:
             attr = Attr(type=TYPE_TRACEPOINT, config=each.id, sample_period=1, wakeup_watermark=self.size // 2)
             attr.sample_type, attr.read_format = Sample.TID | Sample.TIME | Sample.CPU | Sample.RAW, READ_TIME_ENABLED
             attr.flags, attr.clockid = Flag.WATERMARK | Flag.USE_CLOCKID, CLOCK_MONOTONIC
             self.open(attr)
         return self.fds[0]
-
-    def share_buffer(self, fd: int) -> None:
-        for other in self.fds[1:]:
-            fcntl.ioctl(other, IOC_SET_OUTPUT, fd)
 
 
 class JobBuffers(BuffersOfCpus):

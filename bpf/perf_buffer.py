@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 import select
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -58,7 +58,7 @@ class PerfBuffer:
         self._map.close()
 
 
-class CpuEvents:
+class CpuEvents(ABC):
     """The events of one CPU, and the buffer that they share. A subclass opens them."""
 
     def __init__(self, cpu: int, pages: int) -> None:
@@ -78,15 +78,11 @@ class CpuEvents:
             fd = self.open_events()
             self._going = Going(fd)
             self._buffer = opened.enter_context(contextlib.closing(PerfBuffer(fd, self.size)))
-            self.share_buffer(fd)
             self.opened = opened.pop_all()
 
     @abstractmethod
     def open_events(self) -> int:
         """Opens the events with `open`; returns that of the buffer, whose `read_format` is READ_TIME_ENABLED."""
-
-    def share_buffer(self, fd: int) -> None:
-        """Lets other events write to the buffer of this one."""
 
     def open(self, attr: Attr) -> int:
         """Opens an event on this CPU, for all processes."""

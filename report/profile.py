@@ -238,7 +238,7 @@ def build(
         by_thread=bool(selection.tids),
         operators=operators.chains if operators else ((),),
     )
-    placed.jobs = jobs_of(capture)
+    placed.jobs = jobs_of(capture, (each.pid for each in placed.placements))
     del operators, mark  # before the stalls are read
     begin_ns = begun_ns(capture.header) if options.start_ns is None else options.start_ns
     row_filter = selection.row_filter(capture.header, begin_ns)

@@ -257,7 +257,7 @@ class _Finishing:
         self._flush_kernels()
         self._flush_metrics()
         self._flush_executions()
-        self._write_jobs(self._jobs.last(self._first_ns))
+        self._flush_jobs(self._first_ns)
         if self._jobs.lost:
             detail = "records of jobs that the kernel had no room for"
             self._lost(self._first_ns, self._last_ns, GPU_JOBS, "lost", min(self._jobs.lost, _MOST), detail)
@@ -442,11 +442,9 @@ class _Finishing:
             self._flush_executions()
 
     def _add_gpu_jobs(self, frame: Frame) -> None:
-        self._write_jobs(self._jobs.add(frame))
-
-    def _write_jobs(self, rows: pa.StructArray) -> None:
-        if len(rows):
-            self._write_rows("gpu_job", rows)
+        self._jobs.add(frame)
+        if self._jobs.is_full:
+            self._flush_jobs()
 
     def _add_described_process(self, frame: Frame) -> None:
         described = described_process(frame)
@@ -519,6 +517,10 @@ class _Finishing:
         executions, self._executions, self._execution_count = self._executions, [], 0
         if executions:
             self._write_rows("execution", execution_rows(np.concatenate(executions)))
+
+    def _flush_jobs(self, first_ns: int | None = None) -> None:
+        if len(rows := self._jobs.take(first_ns)):
+            self._write_rows("gpu_job", rows)
 
     def _flush_process_rows(self) -> None:
         self._write_all("process", self._process_rows)

@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import make_rows
-from iaprof.formats.distinct import distinct_texts
+from iaprof.formats.distinct import distinct_texts, order_by
 from iaprof.formats.file_names import as_text
 from iaprof.formats.wire.gpu_jobs import JOB_EVENT, JobStep, decode, formats_from_json
 from iaprof.record.spool import Frame
@@ -26,8 +26,13 @@ class GpuJobRows:
         self.lost = 0
         """Records that the kernel dropped for lack of space."""
 
-    def add(self, frame: Frame) -> pa.StructArray:
-        """Adds a frame; returns rows of jobs that have ended, once they are many.
+    @property
+    def is_full(self) -> bool:
+        """Whether there are enough records for a row group."""
+        return self._new >= self._most
+
+    def add(self, frame: Frame) -> None:
+        """Adds a frame.
 
         Raises:
             ValueError: the frame is damaged.
@@ -37,23 +42,15 @@ class GpuJobRows:
         self.lost += lost
         self._events.append(events)
         self._new += len(events)
-        return self._take(self._new >= self._most, None)
 
-    def last(self, first_ns: int) -> pa.StructArray:
-        """Returns the rows of all other jobs.
+    def take(self, first_ns: int | None = None) -> pa.StructArray:
+        """Returns rows of the jobs of which all is known, and at the end of all that were given to a GPU.
 
         Args:
-            first_ns: when the recording began: since when, at the latest, jobs ran of which only the end is known.
+            first_ns: at the end: when the recording began, since when jobs ran of which only the end is known.
         """
-        return self._take(True, first_ns)
-
-    def _take(self, is_due: bool, first_ns: int | None) -> pa.StructArray:
-        """Returns rows of the jobs of which all is known, or, with `first_ns`, of all that were given to a GPU."""
-        if not is_due or not self._events:
-            return _rows(np.empty(0, np.int64), np.empty(0, JOB_EVENT), 0)
-        events = np.concatenate(self._events)
-        order = np.lexsort((events["step"], events["time"], events["key"][:, 1], events["key"][:, 0]))
-        events = events[order]
+        events = np.concatenate([np.empty(0, JOB_EVENT), *self._events])
+        events = events[order_by(events["key"][:, 0], events["key"][:, 1], events["time"], events["step"])]
         new = np.ones(len(events), bool)
         new[1:] = (events["key"][1:] != events["key"][:-1]).any(axis=1) | (events["step"][1:] <= events["step"][:-1])
         job = np.cumsum(new) - 1

@@ -26,7 +26,6 @@ from iaprof.gpu.samples import Fields, SampleLayout
 from iaprof.gpu.vendors import FIRST_REASONS
 from iaprof.report.join.candidates import Candidates, Rule, Shares, TooManyAtOnce
 from iaprof.report.join.cells import Cells
-from iaprof.report.join.jobs import Intervals
 from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.records import PLACE_BITS, Addresses, ReadCells, add, sum_columns
 from iaprof.report.join.seen import Seen
@@ -202,11 +201,8 @@ class Attribution:
         self._start_ns, self._interval_ns = start_ns, interval_ns
         self._unknown = placed.add_site(Site(None, 0, "", 0))
         self._ip_spaces: dict[tuple[int, int], _IpSpace] = {}
-        self._others: Intervals | None = None  # when processes without kernels had jobs on a GPU
-        if placed.jobs is not None:
-            self._others = placed.jobs.of_others(np.array([each.pid for each in placed.placements], np.int64))
         self.beside_others = 0
-        """The number of records in reads during which these had jobs."""
+        """The number of records in reads during which processes without kernels had jobs on a GPU."""
         self._results, self._results_by_time = _Results(len(reasons)), _Results(len(reasons))
 
     def add(self, table: pa.Table, known: list[Stream], row_filter: RowFilter = RowFilter()) -> int:
@@ -236,8 +232,8 @@ class Attribution:
             words, lengths = flatten_words(rows, known[stream].layout)
             records += int(lengths.sum())
             ends = rows["time_ns"].to_numpy()
-            if self._others is not None:
-                self.beside_others += int(lengths[self._others.overlap(rows["begin_ns"].to_numpy(), ends)].sum())
+            if (jobs := self._placed.jobs) is not None:
+                self.beside_others += int(lengths[jobs.others.overlap(rows["begin_ns"].to_numpy(), ends)].sum())
             intervals = intervals_of(ends, self._start_ns, self._interval_ns)
             moments = intervals_of(ends, self._start_ns, self._by_time_ns or 0)
             reads = _Reads(rows["begin_ns"].to_numpy(), ends, intervals, moments, lengths)

@@ -131,8 +131,6 @@ class Candidates:
         if (ran := placed.executions) is not None:
             self._timed = RunningTimes(placed.site, ran.stream, ran.begin, ran.end, len(placed.sites))
             self._sites, self._first_site = sites_of_placements(self._placement_of_site, len(placed.placements))
-        if placed.jobs is not None:
-            self._others = placed.jobs.of_others(cells.pids)
         self._known_cells = 0
         self._divisible = False
         self._labelled_sites: dict[tuple[int, int], int] = {}
@@ -158,7 +156,7 @@ class Candidates:
         # By cell, so that the bisections of successive pairs come to places that are close together.
         in_kernel = in_kernel[order_by(cells[in_kernel])]
         nowhere = np.flatnonzero(cells == NOWHERE)
-        found = [_Entries.of_equal_weight(nowhere, np.full(len(nowhere), -1), np.full(len(nowhere), self._unknown))]
+        found = [self._of_no_kernel(nowhere)]
         alone = np.zeros(len(cells), bool)
         if self._rule.method is Method.LATEST:
             found.append(self._latest_of_any_process(*self._all_placements(in_kernel, cells), ends))
@@ -166,9 +164,7 @@ class Candidates:
             pair, placement = self._present_placements(in_kernel, cells, begins, ends)
             if self._placed.jobs is not None:
                 pair, placement, strange = self._with_jobs(self._placed.jobs, pair, placement, begins, ends)
-                found.append(
-                    _Entries.of_equal_weight(strange, np.full(len(strange), -1), np.full(len(strange), self._unknown))
-                )
+                found.append(self._of_no_kernel(strange))
                 in_kernel = in_kernel[~np.isin(in_kernel, strange)]
             if self._timed is None:
                 running, only_one_site = self._running_launches(pair, placement, begins, ends)
@@ -238,6 +234,10 @@ class Candidates:
         present = self._placed.ended[placement] >= begins[pair]
         return pair[present], placement[present]
 
+    def _of_no_kernel(self, pair: _Ints) -> _Entries:
+        """Returns an entry for each of these pairs, whose stalls are of no kernel."""
+        return _Entries.of_equal_weight(pair, np.full(len(pair), -1), np.full(len(pair), self._unknown))
+
     def _with_jobs(
         self, jobs: Jobs, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times
     ) -> tuple[_Ints, _Ints, _Ints]:
@@ -250,7 +250,7 @@ class Candidates:
         ran = jobs.can_have_run(self._cells.pids[placement], begins[pair], ends[pair])
         some, any_ran = np.zeros(len(begins), bool), np.zeros(len(begins), bool)
         some[pair], any_ran[pair[ran]] = True, True
-        strange = some & ~any_ran & self._others.overlap(begins, ends)
+        strange = some & ~any_ran & jobs.others.overlap(begins, ends)
         left = (ran | ~any_ran[pair]) & ~strange[pair]
         return pair[left], placement[left], np.flatnonzero(strange)
 

@@ -8,6 +8,8 @@ every driver has this scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -25,8 +27,8 @@ _Times = NDArray[np.uint64]
 class Jobs:
     """The times in which each process had work on a GPU."""
 
-    def __init__(self, rows: pa.Table) -> None:
-        """Takes time_ns, end_ns, pid and at_once of `gpu_job` rows."""
+    def __init__(self, rows: pa.Table, pids: _Ints) -> None:
+        """Takes time_ns, end_ns, pid and at_once of `gpu_job` rows, and the processes that have kernels."""
         self._begins, self._ends = rows["time_ns"].to_numpy(), rows["end_ns"].fill_null(NEVER).to_numpy()
         self._pids, self._process = np.unique(rows["pid"].to_numpy().astype(np.int64), return_inverse=True)
         self._tells = self._pids != _UNKNOWN_PID
@@ -40,6 +42,8 @@ class Jobs:
             np.append(self._process, np.arange(len(first))),
         )
         self._unknown = self._of(self._pids == _UNKNOWN_PID)
+        self.others = self._of(self._tells & ~np.isin(self._pids, pids))
+        """When processes without kernels had jobs on a GPU, as far as these tell."""
 
     def _of(self, processes: NDArray[np.bool_]) -> Intervals:
         rows = processes[self._process]
@@ -52,10 +56,6 @@ class Jobs:
         busy, unknown = self._busy.overlap(since, until, process), self._unknown.overlap(since, until)
         can_have: NDArray[np.bool_] = ~tells | busy | unknown
         return can_have
-
-    def of_others(self, pids: _Ints) -> Intervals:
-        """Returns when processes other than `pids` had jobs on a GPU, as far as these tell."""
-        return self._of(self._tells & ~np.isin(self._pids, pids))
 
 
 class Intervals:
@@ -84,10 +84,15 @@ class Intervals:
         return overlaps
 
 
-def jobs_of(capture: CaptureReader) -> Jobs | None:
+def jobs_of(capture: CaptureReader, pids: Iterable[int]) -> Jobs | None:
     """Returns the jobs of the GPUs whose samples a capture has.
 
-    Returns None if there are none, or some are missing: then nothing follows from them.
+    Args:
+        capture: the open capture.
+        pids: the processes that have kernels.
+
+    Returns:
+        The jobs; None if there are none, or some are missing: then nothing follows from them.
     """
     if not capture.count("gpu_job") or not all_recorded(capture.header):
         return None
@@ -97,4 +102,4 @@ def jobs_of(capture: CaptureReader) -> Jobs | None:
     # Which GPU a job is for is not known before Linux 6.17.
     sampled = pa.array([*pci_addresses(capture.header), None], pa.string())
     rows = rows.filter(pc.is_in(rows["device"].cast(pa.string()), sampled))
-    return Jobs(rows) if len(rows) else None
+    return Jobs(rows, np.unique(np.array(list(pids), np.int64))) if len(rows) else None

@@ -95,8 +95,10 @@ def frame(*records: bytes) -> Frame:
 
 def rows_of(*frames: Frame, first_ns: int = 1, at_once: int = 1 << 17) -> list[dict[str, Any]]:
     rows = GpuJobRows(at_once)
-    found: list[dict[str, Any]] = [row for each in frames for row in rows.add(each).to_pylist()]
-    return [*found, *rows.last(first_ns).to_pylist()]
+    for each in frames:
+        rows.add(each)
+    found: list[dict[str, Any]] = rows.take(first_ns).to_pylist()
+    return found
 
 
 ROW = {
@@ -154,14 +156,19 @@ def test_old_kernels_name_jobs_by_an_address_that_is_used_again() -> None:
 
 def test_rows_are_made_while_a_recording_is_read_and_jobs_that_run_are_kept() -> None:
     rows = GpuJobRows(events_at_once=30)
-    first = rows.add(frame(*(whole(number, 1000 * number) for number in range(9)), given(JobStep.QUEUED, 1, 99, 7)))
-    assert len(first) == 0
-    second = rows.add(frame(whole(10, 10_000), given(JobStep.RUN, 5, 99, 12)))
-    assert len(second) == 10
-    assert [row["time_ns"] for row in rows.add(frame(done(20, 99))).to_pylist() + rows.last(0).to_pylist()] == [5]
+    rows.add(frame(*(whole(number, 1000 * number) for number in range(9)), given(JobStep.QUEUED, 1, 99, 7)))
+    assert not rows.is_full
+    rows.add(frame(whole(10, 10_000), given(JobStep.RUN, 5, 99, 12)))
+    assert rows.is_full
+    assert len(rows.take()) == 10
+    assert not rows.is_full
+    rows.add(frame(done(20, 99)))
+    assert [row["time_ns"] for row in rows.take(0).to_pylist()] == [5]
     # and what is incomplete because records were lost does not become more and more
     for number in range(100, 300):
         rows.add(frame(given(JobStep.QUEUED, number, number, 7)))
+        if rows.is_full:
+            rows.take()
     assert sum(map(len, rows._events)) < 100
 
 

@@ -55,7 +55,7 @@ def joined(
     launches = pa.Table.from_pylist(kinds.get("launch", []), pa.schema(list(KINDS["launch"])))
     processes = pa.Table.from_pylist(process or [], pa.schema(list(KINDS["process"])))
     placed = place_kernels(launches, compilations or [], processes=processes)
-    placed.jobs = jobs_of(reader)
+    placed.jobs = jobs_of(reader, (each.pid for each in placed.placements))
     starts = starts or {}
     known = {i: np.array(starts[p.name], np.uint64) for i, p in enumerate(placed.placements) if p.name in starts}
     result, *_ = join(reader, Task(placed, 0, rule=rule or Rule(), starts=known))

@@ -35,7 +35,7 @@ def joined(path: Path, pids: list[int], jobs: list[dict[str, Any]], **header: An
     file = capture(path / "c", HEADER | header, stall=stalls, launch=launches, **({"gpu_job": jobs} if jobs else {}))
     reader = CaptureReader(file)
     placed: Placed = place_kernels(reader.table("launch", LAUNCH_COLUMNS), [])
-    placed.jobs = jobs_of(reader)
+    placed.jobs = jobs_of(reader, (each.pid for each in placed.placements))
     result = join(reader, Task(placed, 0, rule=Rule()))
     found: Counter[Any] = Counter()
     for index, counts in zip(result.joined.site.tolist(), result.joined.counts.tolist(), strict=True):
@@ -123,7 +123,7 @@ def test_as_many_processes_as_jobs_take_no_longer() -> None:
     count = 200_000
     times = np.arange(count, dtype=np.uint64) * np.uint64(10) + np.uint64(5)
     columns = {"time_ns": times, "end_ns": times + np.uint64(3), "pid": np.arange(1, count + 1, dtype=np.uint32)}
-    jobs = Jobs(pa.table({**columns, "at_once": np.zeros(count, bool)}))
     pids = np.arange(1, count + 1)
+    jobs = Jobs(pa.table({**columns, "at_once": np.zeros(count, bool)}), pids)
     assert jobs.can_have_run(pids, times, times).all()
     assert not jobs.can_have_run(pids, times + np.uint64(4), times + np.uint64(5)).any()
