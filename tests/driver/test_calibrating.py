@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from driver.vulkan import DEVICES, RELEASES, Mesa, read_run, read_walkers, walkers_of
+from driver.vulkan import DEVICES, RELEASES, Mesa, count_lines, read_run, read_walkers, record_lines, walkers_of
 from iaprof.bpf.driver_layout import CACHE, Layout
 from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import BARE, IAPROF
@@ -65,9 +65,9 @@ def dispatches(capture: Path, pid: int) -> Counter[int]:
     return Counter(row["address"] - WINDOW for row in rows if row["pid"] == pid)
 
 
-def said(done: subprocess.CompletedProcess[str], library: str = "libvulkan_intel.so") -> list[str]:
+def said(text: str, library: str = "libvulkan_intel.so") -> list[str]:
     """Lines about the driver."""
-    return [line for line in done.stderr.splitlines() if library in line]
+    return [line for line in text.splitlines() if library in line]
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -87,7 +87,7 @@ def test_the_driver_of_vulkan_s_manifest_is_known_when_the_command_starts(
         # then: every dispatch is recorded, and one line says why it took longer, the first time
         run = read_run(done.stdout, folder)
         assert dispatches(folder / "capture", run.pid) == walkers_of(run) != Counter()
-        lines = said(done)
+        lines = said(done.stderr)
         assert len(lines) == (not again), lines
         assert again or CALIBRATED.search(lines[0])
     # and it is kept as `iaprof calibrate` keeps it
@@ -110,16 +110,16 @@ def test_a_running_program_s_driver_is_calibrated_while_it_is_recorded(
         Hardware(tmp_path / "gpu", "bmg") as hardware,
         subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
     ):
-        until(lambda: (tmp_path / "walkers").exists() and len(read_walkers(tmp_path)) > 100, program)
+        until(lambda: count_lines(tmp_path / "walkers") > 100, program)
         # when: for some time after it is known
-        stopper = (
-            f"n=0; until [ -e {CACHE / mesa.build_id}.json ] || [ $n = 400 ]; do sleep .05; n=$((n+1)); done; sleep 1"
+        ready = "was calibrated in"
+        text = record_lines(
+            on_gpus(mesa, hardware), tmp_path / "capture", tmp_path / "walkers", program, expected=ready
         )
-        done = record(["--", "sh", "-c", stopper], on_gpus(mesa, hardware), tmp_path / "capture")
         program.kill()
     # then
     assert set(dispatches(tmp_path / "capture", program.pid)) == {each.kernel for each in read_walkers(tmp_path)}
-    first, second = said(done)
+    first, second = said(text)
     assert "is not probed" in first and "it is being calibrated" in first
     assert CALIBRATED.search(second)
 
@@ -158,7 +158,7 @@ def test_a_layout_of_an_older_iaprof_is_made_anew_before_the_command_starts(
         # then: the recording has what only the new one knows, and says once why it took longer
         rows = CaptureReader(folder / "capture").table("launch").to_pylist()
         assert {row["name"].split(" ")[0] for row in rows} == {"calc", "look"}
-        assert [OUTDATED in line for line in said(done)] == [True] * (not again)
+        assert [OUTDATED in line for line in said(done.stderr)] == [True] * (not again)
         assert (CACHE / f"{mesa.build_id}.json").read_text() == new
 
 
@@ -177,15 +177,18 @@ def test_a_running_program_is_recorded_by_the_old_layout_which_is_made_anew_for_
             Hardware(tmp_path / "gpu", "bmg") as hardware,
             subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
         ):
-            until(lambda: (tmp_path / "walkers").exists() and len(read_walkers(tmp_path)) > 100, program)
+            until(lambda: count_lines(tmp_path / "walkers") > 100, program)
             # when
-            done = record(["--", "sleep", "3"], on_gpus(mesa, hardware), tmp_path / "capture")
+            ready = OUTDATED if trusted else ""
+            text = record_lines(
+                on_gpus(mesa, hardware), tmp_path / "capture", tmp_path / "walkers", program, expected=ready
+            )
             program.kill()
     finally:
         mesa.library.chmod(0o644)
     # then
     assert set(dispatches(tmp_path / "capture", program.pid)) == {each.kernel for each in read_walkers(tmp_path)}
-    assert [OUTDATED in line for line in said(done)] == [True] * trusted
+    assert [OUTDATED in line for line in said(text)] == [True] * trusted
     assert (CACHE / f"{mesa.build_id}.json").read_text() == (new if trusted else old)
 
 
@@ -201,7 +204,7 @@ def _problem(mesa: Mesa, folder: Path, library: Path) -> str:
         words = ["--", "/usr/bin/env", "-u", "LD_PRELOAD", "-u", "LD_LIBRARY_PATH", "python3", "-c", mapper]
         done = record([*words, str(library)], environment, folder / "capture")
     assert not (CACHE / f"{mesa.build_id}.json").exists()
-    (line,) = said(done)
+    (line,) = said(done.stderr)
     return line
 
 
@@ -247,7 +250,7 @@ def test_what_cannot_be_calibrated_is_not_tried_again_at_each_recording(
         with Hardware(folder / "gpu", "bmg") as hardware:
             environment = os.environ | hardware.env() | {"VK_DRIVER_FILES": str(mesa.manifest)}
             done = record(["--", "true"], environment, folder / "capture")
-        told.append(said(done))
+        told.append(said(done.stderr))
     # then: it is said once
     assert len(told[0]) == 1
     assert "its build is not known, and cannot be calibrated: it finds no GPU here that it can use" in told[0][0]
@@ -264,5 +267,5 @@ def test_options_that_do_not_attach_calibrate_nothing(unknown: dict[str, Mesa], 
     with Hardware(tmp_path / "gpu", "bmg") as hardware:
         environment = on_gpus(mesa, hardware, VK_DRIVER_FILES=str(mesa.manifest))
         done = record(["--launches", "probes", "--", "true"], environment, tmp_path / "capture")
-    assert said(done) == []
+    assert said(done.stderr) == []
     assert not any((CACHE / f"{mesa.build_id}.{suffix}").exists() for suffix in ("json", "problem"))

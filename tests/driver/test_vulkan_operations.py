@@ -154,9 +154,7 @@ def test_a_program_that_already_copies_has_names_and_no_instructions(
     mesa = calibrated[release]
     command = mesa.operate_command("bmg", tmp_path, "--seconds", 30)
     # when
-    capture, pid = record_running(
-        "bmg", tmp_path, command, lambda: (tmp_path / "draws").exists() and len(read_primitives(tmp_path)) > 100
-    )
+    capture, pid = record_running("bmg", tmp_path, command, "draws")
     # then
     rows = [row for row in capture.table("launch").to_pylist() if row["pid"] == pid]
     primitives = read_primitives(tmp_path)

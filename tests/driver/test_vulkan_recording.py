@@ -8,14 +8,26 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from driver.vulkan import DEVICES, RELEASES, SHADERS, Mesa, Run, read_primitives, read_run, read_walkers, walkers_of
+from driver.vulkan import (
+    DEVICES,
+    RELEASES,
+    SHADERS,
+    Mesa,
+    Run,
+    count_lines,
+    read_primitives,
+    read_run,
+    read_walkers,
+    record_lines,
+    walkers_of,
+)
 from iaprof.bpf.driver_layout import CACHE, find_layout
 from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import BARE, IAPROF
@@ -247,19 +259,16 @@ def test_names_of_pipelines_are_text_and_change_no_terminal(calibrated: dict[str
         assert words != ("top",) or len([line for line in text.splitlines() if "A" * 8 in line]) == 1
 
 
-def record_running(
-    device: str, folder: Path, command: list[str], is_amid: Callable[[], bool]
-) -> tuple[CaptureReader, int]:
-    """Records a program for two seconds, from when it is in the middle of its work; returns the capture and its pid."""
+def record_running(device: str, folder: Path, command: list[str], name: str) -> tuple[CaptureReader, int]:
+    """Records a program in the middle of its work, whose ledger has this name; returns the capture and its pid."""
+    ledger = folder / name
     with (
         Hardware(folder / "gpu", device) as hardware,
         subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
     ):
-        until(is_amid, program)
-        words = [*IAPROF, "record", "-o", str(folder / "capture"), *BARE, "--", "sleep", "2"]
-        done = subprocess.run(words, env=os.environ | hardware.env(), capture_output=True, text=True, timeout=120)
+        until(lambda: count_lines(ledger) > 100, program)
+        record_lines(os.environ | hardware.env(), folder / "capture", ledger, program)
         program.kill()
-    assert done.returncode == 0, done.stderr
     return CaptureReader(folder / "capture"), program.pid
 
 
@@ -269,9 +278,7 @@ def test_a_program_that_already_runs_is_recorded(calibrated: dict[str, Mesa], re
     mesa = calibrated[release]
     command = mesa.command("bmg", tmp_path, *OPTIONS, "--seconds", 30)
     # when
-    capture, pid = record_running(
-        "bmg", tmp_path, command, lambda: (tmp_path / "walkers").exists() and len(read_walkers(tmp_path)) > 100
-    )
+    capture, pid = record_running("bmg", tmp_path, command, "walkers")
     # then: each of its shaders, and nothing else, with code and whole stacks
     rows = [row for row in capture.table("launch").to_pylist() if row["pid"] == pid]
     assert len(rows) > 100

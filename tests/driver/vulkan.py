@@ -23,6 +23,8 @@ from pathlib import Path
 
 from driver.driver import FLAGS, HERE, LIBRARIES, LINK
 from iaprof.bpf.probes.library_file import LibraryFile
+from integration.recording import BARE, IAPROF, ended, until_recording
+from waiting import until
 
 MODULES = HERE.parents[1] / "record" / "calibrate" / "modules"
 DEVICES = {"bmg": "e20b", "lnl": "64a0", "ptl": "b080"}  # PCI ids
@@ -189,6 +191,31 @@ def read_primitives(folder: Path) -> list[Primitive]:
         offsets = tuple(None if kernel == "-" else int(kernel, 16) for kernel in kernels)
         primitives.append(Primitive(int(pid), int(vertices), offsets))
     return primitives
+
+
+def count_lines(ledger: Path) -> int:
+    """How many commands a ledger has so far."""
+    return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
+
+
+def record_lines(
+    environment: dict[str, str], capture: Path, ledger: Path, program: subprocess.Popen[bytes], expected: str = ""
+) -> str:
+    """Records the machine until it has said what is expected, and the ledger of `program` has 400 more lines.
+
+    Returns:
+        All that it said.
+    """
+    said = capture.with_name("said")
+    with said.open("w") as stderr:
+        words = [*IAPROF, "record", "-o", str(capture), *BARE]
+        with subprocess.Popen(words, env=environment, stderr=stderr, text=True) as recorder:
+            until_recording(recorder)
+            until(lambda: expected in said.read_text(), program)
+            enough = count_lines(ledger) + 400
+            until(lambda: count_lines(ledger) >= enough, program)
+            ended(recorder)
+    return said.read_text()
 
 
 def walkers_of(run: Run) -> Counter[int]:
