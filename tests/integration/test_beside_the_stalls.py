@@ -193,6 +193,7 @@ while time.monotonic() < ends:
 """
 
 
+@thorough
 def test_later_files_know_the_command_s_processes_and_the_recorder_s(tmp_path: Path) -> None:
     script = tmp_path / "daemon.py"
     script.write_text(WITH_A_DAEMON)

@@ -78,8 +78,8 @@ RULES = program_constants(MAX_DEPTH, offsets=kernel_offsets())
     ("constants", "most_together"),
     [
         pytest.param(RULES, MOST_TOGETHER, id="rules"),
-        pytest.param(RULES | WITHOUT_ITERATORS, MOST_WITHOUT_ITERATORS, id="bounded loops"),
-        pytest.param(program_constants(MAX_DEPTH), MOST_WITHOUT_ITERATORS, id="frame pointers"),
+        pytest.param(RULES | WITHOUT_ITERATORS, MOST_WITHOUT_ITERATORS, id="bounded loops", marks=thorough),
+        pytest.param(program_constants(MAX_DEPTH), MOST_WITHOUT_ITERATORS, id="frame pointers", marks=thorough),
     ],
 )
 @pytest.mark.parametrize("release", usually([""], ["", *RELEASES]))

@@ -293,6 +293,7 @@ def test_one_users_subordinate_ids_leave_room_for_others(
     assert order.index(NOBODY) <= 2
 
 
+@thorough
 def test_a_user_whose_files_never_answer_is_asked_no_more(
     folder: Path, monkeypatch: pytest.MonkeyPatch, within: Within
 ) -> None:

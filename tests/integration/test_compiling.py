@@ -76,6 +76,7 @@ def where(steps: list[str], script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@thorough
 def test_headers_planted_in_tmp(kernel_headers: Path, planted: Path, tmp_path: Path) -> None:
     # given a kernel that brings its headers in an archive, and what bcc would take for them unpacked
     archive = tmp_path / "kheaders.tar"

@@ -19,6 +19,7 @@ from integration.test_cuda import LOAD, Recorded, launched, machine as machine
 from pythons.frames import Frames, frames_of, frames_told
 from standin.cuda.machine import Machine
 from standin.cuda.runtime import REDUCE, SCALE, cubin
+from thorough import thorough
 from waiting import until
 
 pytestmark = CUDA_IN_TURN
@@ -111,6 +112,7 @@ def test_more_threads_than_have_room(machine: Machine) -> None:
     assert set(Counter(launches["tid"].to_pylist()).values()) == {200, 500}
 
 
+@thorough
 def test_launches_faster_than_they_are_sent(machine: Machine) -> None:
     recorded = Recorded(machine, *LOAD, "launch", REDUCE, "A", 400_000, 1, "sync")
     assert launched(recorded) == {REDUCE: 400_000}

@@ -18,7 +18,7 @@ from integration.attacking import NOBODY
 from integration.recording import Finished, iaprof
 from standin import runtime
 from standin.hardware import Hardware
-from thorough import thorough
+from thorough import thorough, usually
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
@@ -87,7 +87,7 @@ def test_devices(tmp_path: Path, model: str, card: str, records: str, tiles: int
     assert device["rates"] == sorted(device["rates"])
 
 
-@pytest.mark.parametrize("model", ["pvc", "max"])
+@pytest.mark.parametrize("model", usually(["max"], ["pvc", "max"]))
 def test_a_machine_that_is_as_it_should_be(tmp_path: Path, model: str) -> None:
     with Hardware(tmp_path / "gpu", model) as hardware:
         said = checked(hardware)
@@ -138,6 +138,7 @@ def test_each_fault_is_a_problem(tmp_path: Path) -> None:
         refused(hardware, {f"card{card}": told for card, told in enumerate(FAULTS.values())})
 
 
+@thorough
 def test_each_fault_under_intel_s_i915(tmp_path: Path) -> None:
     faults = {
         "no-eu-stall": ("has no EU stall sampling: under Intel's i915 driver, only a Data Center GPU Max can", ""),

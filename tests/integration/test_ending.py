@@ -33,7 +33,7 @@ from integration.refused import where_it_is_refused
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
-from thorough import thorough, usually
+from thorough import thorough
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -70,7 +70,8 @@ def _maps(pid: int) -> bytes:
         return b""  # it ended
 
 
-@pytest.mark.parametrize("number", usually([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
+@thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         # given a recorder whose child has begun to load BPF's compiler

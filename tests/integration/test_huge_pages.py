@@ -15,6 +15,7 @@ import pytest
 from iaprof.basics.elf import ElfFile, in_memory
 from integration.recording import IAPROF, environment
 from standin.hardware import Hardware
+from thorough import thorough
 
 pytestmark = pytest.mark.bpf
 SOURCE = Path(__file__).parents[1] / "stacks" / "hugepages.c"
@@ -103,6 +104,7 @@ def test_a_program_that_remaps_its_text_while_it_is_recorded(hardware: Hardware,
 
 
 @pytest.mark.skipif(NODE is None, reason="it has no node")
+@thorough
 @pytest.mark.parametrize("before", [False, True])
 def test_node_with_large_pages(before: bool, hardware: Hardware, tmp_path: Path) -> None:
     options = ["--use-largepages=on", "--interpreted-frames-native-stack"]

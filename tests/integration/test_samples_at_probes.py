@@ -31,7 +31,7 @@ FUNCTIONS = ("push_rbx", "push_rbp", "push_r12", "nop", "endbr64", "sub", "nop5"
 HZ = 9_973
 COPIES = 0x7FFF_FFFF_E000  # TASK_SIZE less a page: the kernel's copies of instructions (xol_add_vma, uprobes.c)
 LIBRARY = "[library]"
-SECONDS = 3
+SECONDS = 2
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,12 @@ def test_no_sample_at_a_probe_lacks_a_caller(program: Path) -> None:
     assert seen - {pushed} == entered | jumped
     assert whole[pushed] <= 3
     assert sum(whole[stack] for stack in entered) > 0.3 * found.total()
-    # and those that were not finished in time have no wrong caller
-    cut = {stack for walked, stack in found if walked is not Walked.WHOLE and stack[0].startswith("enter_")}
-    assert cut <= {stack[:depth] for stack in entered | jumped for depth in range(1, len(stack))}
+    # and those that were not finished in time have no wrong caller, with the same exception
+    beginnings = {stack[:depth] for stack in entered | jumped for depth in range(1, len(stack))}
+    cut = Counter({stack: count for (walked, stack), count in found.items() if walked is not Walked.WHOLE})
+    wrong = {stack: cut[stack] for stack in cut if stack[0].startswith("enter_") and stack not in beginnings}
+    assert all(stack[0].startswith("enter_push_") for stack in wrong), wrong
+    assert sum(wrong.values()) <= 3, wrong
     # and none is in a copy of an instruction or in a trampoline, which lie outside program and libraries,
     # but where a trampoline's page is touched for the first time
     elsewhere = {stack: count for (_, stack), count in found.items() if any(name.startswith("0x") for name in stack)}

@@ -25,6 +25,7 @@ from integration.recording import IAPROF, environment, iaprof
 from standin import runtime
 from standin.hardware import Hardware
 from terminals import Terminal
+from thorough import usually
 from unit.timelines.clock_examples import E1
 from waiting import LONGEST_WAIT_S, until
 
@@ -57,6 +58,14 @@ CALLS = [
     "archive {capture} --redact -o {out}.parquet",
     "import {trace} -o {out}.parquet",
     "timeline {traces} --html --pddf --tb -o {out}",
+]
+OFTEN = [
+    "record --launches inject -o {out}.parquet -- {program}",
+    "report {captures} --cluster local:2 -o {out}.html",
+    "report {capture} -i",
+    "report {capture} --serve",
+    "top --live -- {longer}",
+    "query {capture} 'SELECT sum(samples) FROM samples'",
 ]
 ALLOWED = {
     "report {capture} --serve": {
@@ -132,7 +141,7 @@ def run(words: list[str]) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", usually(OFTEN, CALLS))
 def test_verbs_open_no_sockets_for_others(call: str, world: dict[str, str], tmp_path: Path, hardware: Hardware) -> None:
     # given
     logs = tmp_path / "logs"

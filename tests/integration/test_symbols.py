@@ -199,6 +199,7 @@ def test_a_process_like_cpython_makes_a_capture_little_larger(hardware: Hardware
     assert 0 < of_names < 2_000_000
 
 
+@thorough
 def test_paths_that_are_not_utf_8(hardware: Hardware, tmp_path: Path) -> None:
     # given a program, its library and a working directory with such names
     folder = tmp_path / os.fsdecode(b"caf\xe9")
@@ -227,6 +228,7 @@ def test_paths_that_are_not_utf_8(hardware: Hardware, tmp_path: Path) -> None:
         assert CaptureReader(made).header["symbols"]["named"] > 0
 
 
+@thorough
 def test_lines_of_split_debug_information(hardware: Hardware, tmp_path: Path) -> None:
     # given a program of another user, whose .dwo only that user can read
     folder = Path("/tmp") / f"iaprof-split-{os.getpid()}"

@@ -17,7 +17,7 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.header.stack_counts import DEEPEST, NO_CODE
 from limits import Within
-from thorough import thorough
+from thorough import thorough, usually
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.formats.test_hostile_captures import reports
 from unit.in_process import Done, iaprof
@@ -192,7 +192,7 @@ def test_a_million_code_objects_of_one_long_name_take_little_memory(of_one_name:
     assert done.out.count(f"py::{LONG}:{LONG}") == 3
 
 
-@pytest.mark.parametrize("verb", ["archive", "merge", "query"])
+@pytest.mark.parametrize("verb", usually(["query"], ["archive", "merge", "query"]))
 def test_they_are_copied_and_asked_for_with_little_memory(
     of_one_name: Path, tmp_path: Path, within: Within, verb: str
 ) -> None:

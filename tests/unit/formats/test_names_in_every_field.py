@@ -30,6 +30,7 @@ from iaprof.formats.texts import clean_texts, csv_text, csv_texts, escaped_json
 from iaprof.formats.writers.pprof import new_profile
 from iaprof.formats.writers.registry import FORMATS
 from iaprof.timelines.outputs.formats import FORMATS as TRACE_FORMATS
+from thorough import usually
 from unit.capturing import capture, record, stall
 from unit.in_process import iaprof
 from unit.report.together import runs
@@ -222,7 +223,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "cap.parquet"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", usually(list(FORMATS)[::3], FORMATS))
 def test_formats_of_stalls(name: str, stalls: Path, tmp_path: Path) -> None:
     done = iaprof("report", stalls, "--format", name, "-o", tmp_path / "out")
     assert done.code == 0, done.err
@@ -254,6 +255,7 @@ def test_files_of_time_lines(traces: Path, tmp_path: Path) -> None:
 
 
 ONE = [["info"], ["annotate"], ["report", "--symbol-sources"], *(["top", "--by", by] for by in ALL)]
+VIEWS = [each.view for each in ROW_KINDS if each.view]
 SEVERAL = [
     ["top", "--group-by", "host,label:job,label:run,container,command,gpu,device"],
     ["top", "--group-by", "capture", "--percentiles"],
@@ -275,7 +277,7 @@ def check_answers(tmp_path: Path, *words: str | Path, files: Sequence[str] = ("j
         check((tmp_path / f"out.{kind}").read_bytes(), kind)
 
 
-@pytest.mark.parametrize("words", ONE, ids=" ".join)
+@pytest.mark.parametrize("words", usually(ONE[::3], ONE), ids=" ".join)
 def test_tables_of_a_capture(words: list[str], stalls: Path, tmp_path: Path) -> None:
     check_answers(tmp_path, *words, stalls)
 
@@ -293,13 +295,13 @@ def test_words_of_ours_that_are_others(words: list[str], words_too: Path, tmp_pa
     check_answers(tmp_path, *words, words_too)
 
 
-@pytest.mark.parametrize("words", SEVERAL, ids=" ".join)
+@pytest.mark.parametrize("words", usually(SEVERAL[-1:], SEVERAL), ids=" ".join)
 def test_tables_of_several_captures(words: list[str], several: Path, tmp_path: Path) -> None:
     captures = [several] if words[0] != "diff" else sorted(several.iterdir())[:2]
     check_answers(tmp_path, *words, *captures)
 
 
-@pytest.mark.parametrize("view", [each.view for each in ROW_KINDS if each.view])
+@pytest.mark.parametrize("view", usually(VIEWS[::3], VIEWS))
 def test_tables_of_queries(view: str, words_too: Path, traces: Path) -> None:
     for path in (words_too, traces):
         for format_ in ("table", "csv"):

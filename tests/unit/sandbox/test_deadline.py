@@ -16,6 +16,7 @@ import pytest
 from iaprof.sandbox import deadline as module
 from iaprof.sandbox.deadline import MOST_WAITING_S, CpuWaits, Deadline, patient_clock
 from iaprof.sandbox.parent import Sandbox, SandboxSlow
+from thorough import thorough
 from waiting import until
 
 BUSY = "while True: pass"
@@ -197,6 +198,7 @@ def operations(stage_seconds):
 """
 
 
+@thorough
 def test_a_child_that_seldom_runs_has_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a child that shares its CPU with four programs
     (tmp_path / "spinning.py").write_text(SPIN)

@@ -12,6 +12,7 @@ import pytest
 
 from iaprof.symbols.names.demangle import demangled
 from iaprof.symbols.symbolizers.binaries import Binaries
+from thorough import usually
 from unit.elf_patching import bounds_of
 from unit.symbols.asked import code, gdb_names, our_names
 
@@ -88,7 +89,7 @@ def of_objdump(path: Path) -> dict[int, str]:
     return names
 
 
-@pytest.mark.parametrize("stripped", [False, True])
+@pytest.mark.parametrize("stripped", usually([True], [False, True]))
 @pytest.mark.parametrize("flags", LAYOUTS)
 def test_entries_have_the_names_that_objdump_gives_them(
     flags: str, stripped: bool, tmp_path: Path, binaries: Binaries

@@ -18,6 +18,7 @@ from iaprof.symbols.files.split_dwarf import Sections, skeletons, whole_unit
 from iaprof.symbols.names.names import Frame, Module, ModuleKind, Symbolized
 from iaprof.symbols.symbolizers.binaries import Binaries, Companions
 from iaprof.symbols.symbolizers.local_files import LocalFiles
+from thorough import usually
 from unit.builds import no_descriptor_is_lost
 from unit.elf_patching import bounds_of
 
@@ -96,7 +97,7 @@ def chains(symbolized: Symbolized, program: Path, addresses: np.ndarray) -> list
     return [names.frames(row) if row >= 0 else () for row in names.find(offsets).tolist()]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", usually(LEVELS[-1:], LEVELS))
 @pytest.mark.parametrize(("compiler", "version"), COMPILERS)
 def test_lines_and_inlined_functions_are_those_of_the_program_that_is_not_split(
     compiler: str, version: int, level: str, tmp_path: Path, binaries: Binaries
@@ -138,7 +139,7 @@ def test_a_dwp_beside_the_program_has_all_units(
     assert (symbolized.source, symbolized.problem) == ("debug information", "")
 
 
-@pytest.mark.parametrize(("compiler", "version"), COMPILERS)
+@pytest.mark.parametrize(("compiler", "version"), usually(COMPILERS[-1:], COMPILERS))
 def test_what_is_missing_is_told(compiler: str, version: int, tmp_path: Path, binaries: Binaries) -> None:
     program = compiled(tmp_path / "build", compiler, version, "-g", "-gsplit-dwarf")
     addresses = functions_of(program)

@@ -24,6 +24,7 @@ from iaprof.formats.stacks.flame_layout import SMALLEST, FlameLayout, frame_key,
 from iaprof.formats.stacks.trees import stall_tree
 from iaprof.formats.writers.flame_svg import FlameSvg, draw
 from iaprof.formats.writers.folded import Folded
+from thorough import usually
 from unit.profiles import Row, counts, profile
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -447,7 +448,7 @@ class TestInABrowser:
             frame(page, "日本語")
             assert max(page.evaluate(overhang)) < 1
 
-    @pytest.mark.parametrize("dark", [False, True])
+    @pytest.mark.parametrize("dark", usually([True], [False, True]))
     def test_as_an_image_it_shows_everything(self, browser: Browser, tmp_path: Path, dark: bool) -> None:
         # Given a page with the picture as an image, in which scripts do not run
         data = base64.b64encode(written(export()).encode()).decode()

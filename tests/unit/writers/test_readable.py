@@ -13,6 +13,7 @@ from browser import opened, ready
 from iaprof.formats.export import Export
 from iaprof.formats.page.html import write_difference
 from iaprof.formats.profile import Kernel
+from thorough import usually
 from unit.profiles import Row, counts, profile
 from unit.writers.test_difference_page import DOCUMENT, NAMES, both_of
 from unit.writers.test_html_page import ABOUT, INTERVALS, SEND, TRAIN, written
@@ -97,7 +98,7 @@ def test_a_page_of_stalls_can_be_read(browser: Browser, stalls: Path, width: int
         readable(page, width)
 
 
-@pytest.mark.parametrize(("width", "dark"), SCREENS)
+@pytest.mark.parametrize(("width", "dark"), usually(SCREENS[::3], SCREENS))
 def test_a_page_of_differences_can_be_read(browser: Browser, difference: Path, width: int, dark: bool) -> None:
     with opened(browser, difference, width, dark=dark) as page:
         ready(page)

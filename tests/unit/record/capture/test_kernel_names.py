@@ -23,6 +23,7 @@ from iaprof.record.capture.rows import NAME_BYTES_PER_GROUP, launch_rows
 from iaprof.record.kernels.dumped import PlacedKernel, compose
 from iaprof.record.kernels.kernel_names import KernelNames
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from thorough import thorough
 from unit.record.capture.test_dumped import Chunk, dumped_kernel
 from unit.zebins import debug_elf, plain_zebin
 
@@ -180,6 +181,7 @@ def test_names_may_be_any_bytes(spool: Spool) -> None:
     assert names_of(spool) == [name, "ü" * 31 + "\\xc3…"]
 
 
+@thorough
 def test_more_than_16_mib_of_names_are_written_at_once(spool: Spool) -> None:
     # given a program that launches so fast that 400,000 launches come together
     module(spool, elf_of((PREFIX, PLACE)))

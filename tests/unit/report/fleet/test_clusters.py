@@ -23,7 +23,7 @@ from iaprof.report.fleet.partial import nothing
 from iaprof.report.fleet.processes import Processes
 from iaprof.report.fleet.tasks import Answer, run
 from iaprof.report.fleet.totals import Summary
-from thorough import usually
+from thorough import thorough, usually
 from unit.report.fleet.fleets import SAMPLES
 from unit.report.fleet.test_engines import asked, rows
 
@@ -46,7 +46,8 @@ def stop_for_a_while(client: Any) -> None:
     threading.Timer(2.0, os.kill, (pid, signal.SIGCONT)).start()
 
 
-@pytest.mark.parametrize("happens", usually([restart], [restart, stop_for_a_while]))
+@pytest.mark.parametrize("happens", [restart, stop_for_a_while])
+@thorough
 def test_what_happens_to_workers_changes_no_result(
     cluster: Cluster, expected: set[tuple[object, ...]], happens: Callable[[Any], None]
 ) -> None:
@@ -103,7 +104,7 @@ def _is_sandbox(pid: int) -> bool:
     return b"iaprof.sandbox.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-@pytest.mark.parametrize("engine", ["processes", "cluster"])
+@pytest.mark.parametrize("engine", usually(["cluster"], ["processes", "cluster"]))
 def test_workers_read_modules_in_sandboxes(engine: str, cluster: Cluster) -> None:
     def last_seen() -> dict[int, bool]:
         last: dict[int, bool] = {}
@@ -246,7 +247,7 @@ class Done:
         self.result = answer
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("broken", usually(list(BROKEN)[::4], BROKEN))
 def test_a_broken_worker_is_one_sentence(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a cluster whose workers answer, after a way through pickle, what no worker of ours does
     answered, said = BROKEN[broken]

@@ -65,6 +65,7 @@ def test_more_processes_answer_the_same(expected: set[tuple[object, ...]]) -> No
         assert rows(asked(three, SAMPLES[0].parent)) == expected
 
 
+@thorough
 def test_a_process_that_is_killed_is_replaced(
     expected: set[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +279,7 @@ def test_what_a_worker_of_a_cluster_starts_has_the_memory_limit(cluster: Cluster
     assert max(map(int, seen[1])) - max(map(int, seen[0])) > 100 << 20
 
 
+@thorough
 def test_a_cluster_gives_a_capture_no_more_than_its_time(cluster: Cluster) -> None:
     cluster._limits = DEFAULT_BYTES, 0.001
     try:

@@ -61,6 +61,7 @@ def test_outliers_as_a_table(hosts: Path) -> None:
     assert more.startswith("and ") and more.endswith(" more")
 
 
+@thorough
 def test_no_outliers_are_said(hosts: Path) -> None:
     for number in (3, 9):
         (hosts / f"{number}.parquet").unlink()

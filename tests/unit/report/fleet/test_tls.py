@@ -21,6 +21,7 @@ import pytest
 
 from iaprof.basics.errors import IaprofError
 from iaprof.report.fleet.cluster import Cluster
+from thorough import thorough
 from unit.report.fleet.fleets import SAMPLES
 from waiting import LONGEST_WAIT_S, until
 
@@ -67,6 +68,7 @@ def top(cluster: str, *before: str, **environment: str) -> subprocess.CompletedP
     return subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, check=False)
 
 
+@thorough
 def test_a_cluster_as_documented_lets_nobody_in_without_a_key(tmp_path: Path) -> None:
     # given what docs/fleet.md says, in its order, on this machine and with any port
     key, routes, scheduler, worker, authority, client, report = documented()

@@ -14,6 +14,7 @@ from iaprof.report.join.attribution import MOST_CANDIDATES, drawn
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.shares import Joined
+from thorough import thorough
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.slow_captures import kernels_over_each_other, processes_at_one_address, stacks_of_one_kernel
@@ -109,6 +110,7 @@ def test_stacks_and_addresses_without_end_make_few_shares(tmp_path: Path) -> Non
     assert result.counts.sum() == 2000
 
 
+@thorough
 def test_candidates_without_end_are_refused(tmp_path: Path) -> None:
     # given 4,500 processes with a kernel at the same place, and 2,000 reads of it
     with pytest.raises(CaptureError, match=r"launches and processes that can have caused its stalls, more than"):

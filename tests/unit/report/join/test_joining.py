@@ -29,7 +29,7 @@ from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions, build
-from thorough import thorough
+from thorough import thorough, usually
 from unit.capturing import HEADER, launch, record, stall
 
 MS, S = 1_000_000, 1_000_000_000
@@ -112,7 +112,7 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", usually(list(CHOICES)[::3], CHOICES))
 def test_a_report_does_not_depend_on_row_groups_or_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:

@@ -19,6 +19,7 @@ from iaprof.formats.wire.unwind_rules import END, HARD, SIGNAL, Rule, RuleKind, 
 from iaprof.symbols.unwind.cfi import CallFrames
 from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, Mapping, StackCopy
 from stacks.debugger import Stop, build, offset_of, stops
+from thorough import thorough, usually
 from unit.elfwriter import uleb
 from unit.symbols.unwind.test_cfi import ARGUMENTS_SIZE, EVERY, FOLDER, LIBRARIES, image_of, open_copy
 from unit.symbols.unwind.test_unwind_walk import Files, mappings
@@ -394,7 +395,7 @@ def is_unusual(instruction: Any) -> bool:
     return instruction.opcode == 0x09 or (instruction.opcode in (0x0C, 0x0D) and instruction.args[0] in CALLER_SAVED)
 
 
-@pytest.mark.parametrize("which", ["libc", "libcrypto"])
+@pytest.mark.parametrize("which", usually(["libc"], ["libc", "libcrypto"]))
 def test_stacks_at_instructions_that_keep_the_cfa_in_another_register_equal_those_of_gdb(
     tmp_path: Path, which: str
 ) -> None:
@@ -537,9 +538,9 @@ WITHOUT_EH_FRAME = ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
 @pytest.mark.parametrize(
     "options",
     [
-        ["-gdwarf-2", *WITHOUT_EH_FRAME],
+        pytest.param(["-gdwarf-2", *WITHOUT_EH_FRAME], marks=thorough),
         ["-gdwarf-5", *WITHOUT_EH_FRAME],
-        ["-g0"],
+        pytest.param(["-g0"], marks=thorough),
         ["-g0", "-Wl,--no-eh-frame-hdr"],
     ],
     ids=["debug-2", "debug-5", "eh", "eh-without-table"],

@@ -9,6 +9,7 @@ import pytest
 
 from iaprof.formats.imports import encoded_text
 from iaprof.timelines.reading import source
+from thorough import thorough
 from unit.in_process import iaprof
 
 EVENT = b'{"name":"a","ph":"X","ts":1,"dur":1,"pid":1,"tid":1}'
@@ -32,6 +33,7 @@ def test_a_trace_that_becomes_absurdly_large_is_refused(tmp_path: Path, monkeypa
     assert [each.name for each in tmp_path.iterdir()] == ["t.json.gz"]
 
 
+@thorough
 def test_a_text_that_becomes_absurdly_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a text of the Intel tool that goes on with 20 MB of empty lines, in members of which each is small
     text = (Path(__file__).parents[3] / "data/iaprof-text/2026.2.txt").read_bytes()
