@@ -22,7 +22,7 @@ import limits
 from iaprof.sandbox import memory
 
 FAILED = pytest.StashKey[bool]()
-INTEGRATION, UNIT = (Path(__file__).parent / each for each in ("integration", "unit"))
+INTEGRATION, UNIT, DRIVER = (Path(__file__).parent / each for each in ("integration", "unit", "driver"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,16 +68,29 @@ def as_from_a_terminal() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Of the unit tests, those that need root are in a few files: reading all takes seconds in each process."""
-    is_for_root = config.option.markexpr.endswith("root and not beside")  # as in scripts/test
-    is_left_out = is_for_root and collection_path.name.startswith("test_") and not may_need_root(collection_path)
-    return True if is_left_out else None  # None: whatever pytest would do
+    """Files without a test that is chosen are not read: reading all takes seconds in each process."""
+    if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None  # whatever pytest would do
+    chosen = config.option.markexpr  # as in scripts/test
+    is_of_driver = collection_path.is_relative_to(DRIVER)
+    is_left_out = (
+        (is_of_driver and "not driver" in chosen)
+        or (not is_of_driver and chosen == "driver")
+        or (chosen.startswith("thorough") and not may_have("thorough", collection_path))
+        or (chosen.endswith("and root and not beside") and not may_have("root", collection_path))
+        or (chosen.endswith("(not root or beside)") and not may_have("beside", collection_path))
+    )
+    return True if is_left_out else None
 
 
 @functools.cache
-def may_need_root(path: Path) -> bool:
-    """Whether a file is not of unit tests, or names one of the marks."""
-    return not path.is_relative_to(UNIT) or re.search(r"\bmark\.(root|bpf)\b", path.read_text()) is not None
+def may_have(mark: str, path: Path) -> bool:
+    """Whether a file can have tests with a mark; only those of tests/integration need `beside` to be chosen with it."""
+    if mark == "root":
+        return not path.is_relative_to(UNIT) or re.search(r"\bmark\.(root|bpf)\b", path.read_text()) is not None
+    if mark == "beside" and not path.is_relative_to(INTEGRATION):
+        return True
+    return re.search(rf"\b{mark}\b", path.read_text()) is not None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which selects by -m
@@ -85,8 +98,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(INTEGRATION) or item.get_closest_marker("bpf"):
             item.add_marker("root")
-        if item.get_closest_marker("root") and not may_need_root(item.path):
-            raise pytest.UsageError(f"{item.nodeid} needs root, but its file names no mark of it: it would be left out")
+        for mark in ("root", "beside", "thorough"):
+            if item.get_closest_marker(mark) and not may_have(mark, item.path):
+                raise pytest.UsageError(
+                    f"{item.nodeid} is marked {mark}, which its file does not say: it would be left out"
+                )
         if "within" in getattr(item, "fixturenames", ()):
             item.add_marker("timed")
     if seed := config.getoption("--shuffle"):

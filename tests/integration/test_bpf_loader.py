@@ -241,9 +241,10 @@ def test_neither_environment_nor_folder_confuse_it(
     ("hidden", "what"),
     [
         ([f"{folder}/bcc" for folder in BCC_FOLDERS], "bcc is not installed: install the distribution's package"),
-        (
+        pytest.param(
             ["/usr/src", "/lib/modules", "/sys/kernel"],
             "no kernel headers were found for compiling BPF: install the headers of the running kernel",
+            marks=thorough,
         ),
     ],
 )

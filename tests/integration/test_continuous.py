@@ -117,6 +117,7 @@ def test_sampling_is_thinned_to_the_budget(tmp_path: Path) -> None:
     assert any(loss["what"] == "overflow" for each in files for loss in each.header["losses"]) == bool(ledger.overflows)
 
 
+@thorough
 def test_a_clock_changes_its_rate() -> None:
     probes = LaunchProbes()
     clock = CpuClock(probes.maps["on_sample"], 499)

@@ -160,6 +160,7 @@ def test_a_graph_is_one_launch_of_many_kernels(machine: Machine) -> None:
     assert recorded.places() == {"graph_place": ledger.handed()}
 
 
+@thorough
 def test_threads_contexts_and_gpus(machine: Machine) -> None:
     # given a program with four threads, and then another GPU
     words = (*LOAD, "threads", 4, REDUCE, "A", 200, 300, "sync", "device", 1, "context", *LOAD)
@@ -271,6 +272,7 @@ def test_kernels_of_one_name_in_several_modules_are_told_apart(
     assert "several modules" not in recorded.done.err
 
 
+@thorough
 def test_kernels_of_one_name_in_a_graph_are_told_apart(machine: Machine, other_cubin: Path) -> None:
     recorded = Recorded(machine, *LOAD, "load", other_cubin, "graph-of-all", REDUCE, 50, 500, "sync")
     (ledger,) = recorded.ledgers
@@ -280,6 +282,7 @@ def test_kernels_of_one_name_in_a_graph_are_told_apart(machine: Machine, other_c
     assert "several modules" not in recorded.done.err
 
 
+@thorough
 def test_kernels_of_one_name_where_modules_come_and_go(machine: Machine, other_cubin: Path) -> None:
     # given modules that are loaded and unloaded by turns, so that their handles may be used again, and a second context
     words = ("context", "load", cubin(), "context", "load", other_cubin, "use", 0)
@@ -368,6 +371,7 @@ def test_why_nothing_is_sampled_is_said_once(machine: Machine, fault: str, said:
     assert f"{recorded.ledgers[0].pid} A launches 2000" in recorded.done.out  # the program did all of its work
 
 
+@thorough
 def test_answers_that_make_no_sense_do_no_harm(machine: Machine) -> None:
     recorded = Recorded(machine, *WORK, faults="nonsense,activity-nonsense")
     assert launched(recorded) == {REDUCE: 2000, SCALE: 300}
@@ -437,6 +441,7 @@ def test_a_program_that_is_left_to_profile_itself(machine: Machine) -> None:
     assert recorded.samples == 0
 
 
+@thorough
 def test_the_library_sends_to_its_own_recorder_only(machine: Machine) -> None:
     # given a recorder of the whole machine
     path = machine.folder / "all"

@@ -119,6 +119,7 @@ def test_launches_faster_than_they_are_sent(machine: Machine) -> None:
     assert not recorded.lost("lost")
 
 
+@thorough
 def test_each_output_file_has_its_launches_with_their_stacks(machine: Machine) -> None:
     # when the output changes while the program launches
     work = ("pace", 100, "launch", REDUCE, "A", 30_000, 10, "sync")

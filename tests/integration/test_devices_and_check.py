@@ -150,6 +150,7 @@ def test_each_fault_under_intel_s_i915(tmp_path: Path) -> None:
         refused(hardware, {f"card{card}": told for card, told in enumerate(faults.values())})
 
 
+@thorough
 def test_a_max_under_another_driver(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", "pvc", faults=["not-xe"]) as hardware:
         said = "a Data Center GPU Max needs Intel's own, from outside the kernel (package intel-i915-dkms)"

@@ -127,6 +127,7 @@ def test_a_reset_is_noted_and_recording_goes_on(tmp_path: Path, device: str) -> 
     assert max(rows["time_ns"].to_pylist()) > gap["time_ns"]  # stalls came after it
 
 
+@thorough
 @pytest.mark.alone
 def test_two_million_records_in_a_second_while_ten_thousand_launches_come(tmp_path: Path, within: Within) -> None:
     # given

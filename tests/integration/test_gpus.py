@@ -46,7 +46,8 @@ def losses(capture: Path, ledger: Ledger) -> dict[tuple[str, str], list[dict[str
     return found
 
 
-@pytest.mark.parametrize("device", [pytest.param("pvc", marks=thorough), "max"])
+@thorough
+@pytest.mark.parametrize("device", ["pvc", "max"])
 def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path, device: str) -> None:
     with Hardware(tmp_path / "gpu", cards=("bmg", device)) as hardware:
         record(hardware, tmp_path / "c", "--", *workload("--seconds", 2, "--threads", 2))

@@ -85,7 +85,7 @@ def test_a_program_that_was_started_before(hardware: Hardware, program: Path, tm
     with running([program, "60"]) as process:
         assert remapped(process.pid, str(program))
         # when
-        recorder = recorded(hardware, tmp_path / "c", "--duration", "2")
+        recorder = recorded(hardware, tmp_path / "c", "--duration", "1")
         _, told = recorder.communicate(timeout=120)
         assert recorder.returncode == 0, told
     # then
@@ -95,7 +95,7 @@ def test_a_program_that_was_started_before(hardware: Hardware, program: Path, tm
 
 
 def test_a_program_that_remaps_its_text_while_it_is_recorded(hardware: Hardware, program: Path, tmp_path: Path) -> None:
-    recorder = recorded(hardware, tmp_path / "c", "--", str(program), "2")
+    recorder = recorded(hardware, tmp_path / "c", "--", str(program), "1")
     _, told = recorder.communicate(timeout=120)
     assert recorder.returncode == 0, told
     stacks = cpu_samples(tmp_path / "c", "hugepages")

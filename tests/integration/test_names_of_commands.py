@@ -129,6 +129,7 @@ def matmul(programs: runtime.Programs, elf: Path) -> list[str]:
     return runtime.command([elf], "--launches", 300, programs=programs)
 
 
+@thorough
 def test_files_without_a_build_id(hardware: Hardware, tmp_path: Path) -> None:
     programs = programs_in(tmp_path / "build", build_ids=False)
     record(hardware, tmp_path / "c", programs.library, *matmul(programs, runtime.debug_elf("bmg", "matmul")))

@@ -103,6 +103,7 @@ def test_code_that_changes(tmp_path: Path, sudo: str) -> None:
     assert libgcc_agrees(lines, reader) > 200
 
 
+@thorough
 def test_processes_that_end_before_the_recorder_knows_whose_they_are(tmp_path: Path) -> None:
     """With sudo, the caller may not read their libraries; of the process that may, all stacks are known already."""
     libraries = both_libraries(tmp_path)

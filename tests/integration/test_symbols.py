@@ -161,6 +161,7 @@ def test_without_names_the_report_looks_for_the_very_build(hardware: Hardware, t
     assert report(tmp_path / "a").out == named
 
 
+@thorough
 def test_a_binary_that_is_replaced_while_it_runs(hardware: Hardware, tmp_path: Path) -> None:
     # given a program that runs on when the file at its path is another
     folder = copy_of_build(tmp_path / "build")

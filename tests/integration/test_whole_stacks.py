@@ -23,6 +23,7 @@ from stacks.debugger import offset_of, stops
 from stacks.without_btf import WITHOUT_BTF
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough
 
 pytestmark = pytest.mark.bpf
 LIBRARY = "libstrays.so"
@@ -268,6 +269,7 @@ def test_no_more_frames_than_are_wanted(tmp_path: Path, hardware: Hardware, stra
     assert of_program == {("[truncated]", "through_library", "deeper", "launch_kernel", LAUNCH_FUNCTION)}
 
 
+@thorough
 @pytest.mark.alone  # what is said is of all launches of the machine
 def test_check_names_the_library_where_stacks_end(tmp_path: Path, cut: Strays) -> None:
     # given a program that launches as long as somebody looks

@@ -34,6 +34,7 @@ from iaprof.record.sources.render_nodes import DeviceError
 from iaprof.record.sources.stall_driver import NotPermitted, StreamBusy
 from iaprof.symbols.unwind.file_code import Prologues, read_prologues
 from limits import Within
+from thorough import usually
 from unit.builds import no_descriptor_is_lost
 from unit.record.test_devices import device
 
@@ -522,7 +523,7 @@ def test_the_folder_is_that_of_the_output(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert asked == [tmp_path / "a"]
 
 
-@pytest.mark.parametrize("redirected", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize("redirected", usually(["> /dev/full"], ["> /dev/full", ">&-"]))
 def test_a_full_stdout_is_one_sentence(redirected: str) -> None:
     for verb in ("check", "check --json"):
         shell = ["sh", "-c", f"exec {sys.executable} -m iaprof {verb} {redirected}"]

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page
 from iaprof.formats.export import Export
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.speedscope import Speedscope
+from thorough import thorough
 from unit import stalled
 
 PAGES = Path(sys.prefix) / "lib/speedscope"
@@ -98,7 +99,9 @@ def test_hostile_names_stay_names() -> None:
     assert all(each["name"].isprintable() for each in document["shared"]["frames"])
 
 
-@pytest.mark.parametrize(("export", "total"), [(stalled.export(), 110), (stalled.hostile(), 253)])
+@pytest.mark.parametrize(
+    ("export", "total"), [pytest.param(stalled.export(), 110, marks=thorough), (stalled.hostile(), 253)]
+)
 def test_speedscope_shows_every_stall(export: Export, total: int, browser: Browser, tmp_path: Path) -> None:
     # given
     path = tmp_path / "cap.speedscope.json"

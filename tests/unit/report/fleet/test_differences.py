@@ -11,7 +11,7 @@ from playwright.sync_api import Browser
 from pyarrow import csv
 
 from browser import opened, ready
-from thorough import usually
+from thorough import thorough, usually
 from unit.in_process import iaprof
 from unit.report.fleet.conftest import Here
 from unit.report.fleet.fleets import SAMPLES, as_json, copied
@@ -51,6 +51,7 @@ def test_differences_are_files(sets: list[Path], tmp_path: Path, kind: str, by: 
     assert (again.code, "exists" in again.err) == (1, True)
 
 
+@thorough
 def test_chances_do_not_depend_on_the_order_in_which_workers_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_healthy_file_is_read_as_json_reads_it() -> None:
     assert found == expected
 
 
+@thorough
 @settings(max_examples=100, deadline=None)
 @given(st.lists(_EVENTS, min_size=1, max_size=6), st.data())
 def test_random_damage_never_ends_in_a_traceback(events: list[Any], data: st.DataObject) -> None:
