@@ -242,6 +242,10 @@ class Checks:
         presumed = int(((flags & LaunchFlags.PRESUMED) > 0).sum())  # stacks of others, which may differ in their lines
         assert sum(map(len, wrong.values())) <= presumed, wrong
         launches = sum(map(len, launched.values()))
+        ends = {stack["id"]: stack["ended"] for stack in reader.table("stack", ("id", "ended")).to_pylist()}
+        rows = reader.table("launch", ("time_ns", "tid", "stack")).to_pylist()
+        cut = [row | {"ended": ends.get(row["stack"])} for row in rows if ends.get(row["stack"]) != "whole"]
+        assert not cut, (cut, [loss for loss in reader.header["losses"] if loss["source"] == "stacks"])
         assert reader.header["stack_ends"]["launches"]["whole"] == launches
         done = subprocess.run([sys.executable, "-m", "iaprof", "info", capture], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
