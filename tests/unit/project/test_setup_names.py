@@ -60,6 +60,20 @@ def test_names_of_packages(tmp_path: Path, os_release: str, command: str, packag
     assert said(tmp_path, os_release, *WANTED) == [command, packages, none]
 
 
+@pytest.mark.parametrize(
+    ("os_release", "package"),
+    [
+        ('ID=debian\nVERSION_ID="12"\n', "binutils"),
+        ('ID=debian\nVERSION_ID="13"\n', "binutils-gold"),
+        ("ID=debian\n", "binutils-gold"),
+        ('ID=ubuntu\nVERSION_ID="24.04"\n', "binutils"),
+        ("ID=fedora\n", "binutils-gold"),
+    ],
+)
+def test_where_the_linker_gold_has_a_package_of_its_own(tmp_path: Path, os_release: str, package: str) -> None:
+    assert said(tmp_path, os_release, "binutils-gold")[1] == package
+
+
 def test_every_package_of_the_set_up_has_a_name_in_debian_and_fedora(tmp_path: Path) -> None:
     setup = SCRIPT.with_name("setup").read_text()
     needed = [line.split()[1] for line in setup.splitlines() if line.startswith("need ")]

@@ -44,7 +44,7 @@ def test_the_caller_of_a_signal_handler(
     done = subprocess.run(["gdb", "-nx", "-batch", *script, program], capture_output=True, text=True, check=True)
     assert re.search(r"mov +\$0xf,%rax\n.*syscall", done.stdout)
     (start,) = (int(match, 16) for match in re.findall(r"^(0x[0-9a-f]+)$", done.stdout, re.MULTILINE))
-    rows = re.findall(r"^ *(0x\w+) +(0x\w+) +0x\w+ +(0x\w+) .*?(/.*)$", done.stdout, re.MULTILINE)
+    rows = re.findall(r"^ *(0x\w+) +(0x\w+) +0x\w+ +(0x\w+) .*?(/.*?) *$", done.stdout, re.MULTILINE)
     low, _, offset, path = next(row for row in rows if int(row[0], 16) <= start < int(row[1], 16))
     place = start - int(low, 16) + int(offset, 16)
     # when the caller is looked for before the return address, and a sample is in the code itself
