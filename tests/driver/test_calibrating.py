@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from driver.vulkan import DEVICES, RELEASES, Mesa, count_lines, read_run, read_walkers, record_lines, walkers_of
+from driver.vulkan import DEVICES, RELEASES, Mesa, read_run, read_walkers, record_lines, walkers_of
 from iaprof.bpf.driver_layout import CACHE, Layout
 from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware
-from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -110,7 +109,6 @@ def test_a_running_program_s_driver_is_calibrated_while_it_is_recorded(
         Hardware(tmp_path / "gpu", "bmg") as hardware,
         subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
     ):
-        until(lambda: count_lines(tmp_path / "walkers") > 100, program)
         # when: for some time after it is known
         ready = "was calibrated in"
         text = record_lines(
@@ -177,7 +175,6 @@ def test_a_running_program_is_recorded_by_the_old_layout_which_is_made_anew_for_
             Hardware(tmp_path / "gpu", "bmg") as hardware,
             subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
         ):
-            until(lambda: count_lines(tmp_path / "walkers") > 100, program)
             # when
             ready = OUTDATED if trusted else ""
             text = record_lines(

@@ -21,7 +21,6 @@ from driver.vulkan import (
     SHADERS,
     Mesa,
     Run,
-    count_lines,
     read_primitives,
     read_run,
     read_walkers,
@@ -32,7 +31,6 @@ from iaprof.bpf.driver_layout import CACHE, find_layout
 from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware, Ledger
-from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -261,13 +259,11 @@ def test_names_of_pipelines_are_text_and_change_no_terminal(calibrated: dict[str
 
 def record_running(device: str, folder: Path, command: list[str], name: str) -> tuple[CaptureReader, int]:
     """Records a program in the middle of its work, whose ledger has this name; returns the capture and its pid."""
-    ledger = folder / name
     with (
         Hardware(folder / "gpu", device) as hardware,
         subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
     ):
-        until(lambda: count_lines(ledger) > 100, program)
-        record_lines(os.environ | hardware.env(), folder / "capture", ledger, program)
+        record_lines(os.environ | hardware.env(), folder / "capture", folder / name, program)
         program.kill()
     return CaptureReader(folder / "capture"), program.pid
 

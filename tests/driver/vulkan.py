@@ -201,11 +201,14 @@ def count_lines(ledger: Path) -> int:
 def record_lines(
     environment: dict[str, str], capture: Path, ledger: Path, program: subprocess.Popen[bytes], expected: str = ""
 ) -> str:
-    """Records the machine until it has said what is expected, and the ledger of `program` has 400 more lines.
+    """Records the machine, from the middle of a program's work on.
+
+    Ends when it has said what is expected, and then the program's ledger has got 400 more lines.
 
     Returns:
         All that it said.
     """
+    until(lambda: count_lines(ledger) > 100, program)
     said = capture.with_name("said")
     with said.open("w") as stderr:
         words = [*IAPROF, "record", "-o", str(capture), *BARE]

@@ -46,8 +46,8 @@ def stop_for_a_while(client: Any) -> None:
     threading.Timer(2.0, os.kill, (pid, signal.SIGCONT)).start()
 
 
-@pytest.mark.parametrize("happens", [restart, stop_for_a_while])
 @thorough
+@pytest.mark.parametrize("happens", [restart, stop_for_a_while])
 def test_what_happens_to_workers_changes_no_result(
     cluster: Cluster, expected: set[tuple[object, ...]], happens: Callable[[Any], None]
 ) -> None:
