@@ -68,9 +68,13 @@ class Metering(Source):
         self._interval_now_ns = level.metric_interval_ns or self._interval_now_ns
 
     def _beat(self, due: int) -> None:
-        """Samples at `due`, and again and again after the interval; those that have passed meanwhile are skipped."""
+        """Samples at `due`, and again and again after the interval; those that have passed meanwhile are skipped.
+
+        So are those in which nothing is due, as all numbers have longer periods.
+        """
 
         def sample() -> None:
+            following = 0
             if self._metrics is not None and not self._paused:
                 metered = self._sampler.metered()
                 for new in metered[self._known :]:
@@ -78,7 +82,8 @@ class Metering(Source):
                 self._known = len(metered)
                 self._metrics.sample()
                 self._tell(self._metrics)
-            self._beat(max(due + self._interval_now_ns, time.monotonic_ns()))
+                following = min(self._metrics.due, time.monotonic_ns() + LOOK_NS)
+            self._beat(max(due + self._interval_now_ns, following, time.monotonic_ns()))
 
         self._loop.at(due, sample)
 
@@ -105,6 +110,7 @@ class Metering(Source):
 
 
 _NEVER = sys.maxsize
+LOOK_NS = 100_000_000  # after which to look for new GPUs, when nothing is due earlier
 PAUSE = 200
 """Numbers of a GPU that have a period, and take long to read, are read more seldom: after this many times as long."""
 
@@ -135,6 +141,11 @@ class Metrics:
     def watch(self, pids: Iterable[int]) -> None:
         """Measures the CPU use of these processes, too; of many processes, of those named last."""
         self._cpu.watch(pids, time.monotonic_ns())
+
+    @property
+    def due(self) -> int:
+        """When the next numbers are due, CLOCK_MONOTONIC ns."""
+        return min(source.due for source in self._sources())
 
     def sample(self) -> None:
         """Reads what is due. Never raises: a device that has vanished is a problem."""

@@ -53,7 +53,7 @@ def test_clocks_get_slower_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_metrics_get_rarer_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a loop whose actions are called here, each before it is due
     samples, asked = list[None](), list[tuple[int, Any]]()
-    made = SimpleNamespace(problems=[], add=None, sample=lambda: samples.append(None), close=lambda: None)
+    made = SimpleNamespace(problems=[], add=None, due=0, sample=lambda: samples.append(None), close=lambda: None)
     monkeypatch.setattr(metrics, "Metrics", lambda _: made)
     stalls: Any = SimpleNamespace(metered=list, open_metrics=lambda: None)
     loop: Any = SimpleNamespace(at=lambda due, action: asked.append((due, action)))

@@ -231,6 +231,26 @@ def test_gpus_that_appear_while_it_records(fake: FakeNvml, clock: Clock) -> None
     source.close()
 
 
+def test_the_loop_wakes_when_numbers_are_due(fake: FakeNvml, clock: Clock) -> None:
+    # given a GPU whose numbers are due ten times a second, and metrics that may be read a hundred times
+    sampler: Any = SimpleNamespace(open_metrics=lambda: None, metered=lambda: [NvmlGpu(Nvml(), 0, BUS, "/dev/nvidia0")])
+    asked: list[tuple[int, Any]] = []
+    loop: Any = SimpleNamespace(at=lambda due, action: asked.append((due, action)))
+    source = Metering(sampler, 10_000_000)
+    source.start(SimpleNamespace(inform=None), loop)  # type: ignore[arg-type]
+    source.resume()
+    # when
+    begin = clock.now
+    while (next_beat := asked[-1])[0] <= begin + 10 * S:
+        clock.now = next_beat[0]
+        next_beat[1]()
+    # then
+    assert source._metrics is not None
+    read = [name for name, *_ in taken(source._metrics)].count("energy-card-J")
+    assert 99 <= read <= len(asked) <= 101
+    source.close()
+
+
 def test_nothing_is_opened_without_metrics() -> None:
     opened: list[bool] = []
     sampler: Any = SimpleNamespace(open_metrics=lambda: opened.append(True))
