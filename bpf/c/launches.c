@@ -266,15 +266,16 @@ static __always_inline void end_walk(struct scratch *scratch, struct launched *l
  * Counts the call in `calls`, and in `lost` if no program continues. */
 static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase after_walk, enum counter calls,
                                        enum counter lost) {
-    u32 zero = 0, pid = bpf_get_current_pid_tgid() >> 32;
+    u64 who = bpf_get_current_pid_tgid();
+    u32 zero = 0, pid = who >> 32;
     struct settings *set = settings.lookup(&zero);
     count(calls, 1);
-    struct scratch *scratch = set ? take_scratch(owner_of(0)) : 0;
+    struct scratch *scratch = set ? take_scratch(who) : 0;
     if (scratch) {
         struct launched *launch = &launch_state_of(scratch)->launched;
         launch->time = time;
         launch->pid = pid;
-        launch->tid = bpf_get_current_pid_tgid();
+        launch->tid = who;
         launch->stack = 0;
         launch->flags = LAUNCH_NO_STACK;
         launch->counter = OTHERS;
@@ -286,7 +287,7 @@ static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase
         } else {
             BEGIN_WALK(scratch, pid, ctx);
             start_walk(scratch, pid, set->epoch, after_walk);
-            phases.call(ctx, begin_python(scratch, bpf_get_current_pid_tgid(), time));
+            phases.call(ctx, begin_python(scratch, who, time));
         }
         give_back(scratch);
     }

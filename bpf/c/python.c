@@ -21,6 +21,7 @@
 #define PYTHON_FRAMES_PER_PROGRAM 64
 #define CODES_PER_PROGRAM 64
 #define STATES_PER_PROGRAM 64
+#define STATE_BYTES 256     /* the start of a PyThreadState, with the members that are read at each launch */
 #define MOST_STATES 512     /* maximum number of thread states and interpreters in a search */
 #define FIRST_STATES 8      /* new states are at the start of the list: a C thread gets a new one for each call of Python */
 #define NO_STATE_NS 20000000ULL /* after a search without result, only FIRST_STATES are searched for this time */
@@ -91,13 +92,18 @@ static __always_inline u64 first_frame(const struct python_layout *layout, u64 s
     return word_at(state + layout->thread_frame);
 }
 
-/* Prepares the walk of a thread's frames; returns the next phase: PYTHON, or WALK if the thread has no frames. */
-static __always_inline enum phase begin_frames(struct scratch *scratch, const struct python *python, u64 state) {
-    scratch->cframe = 0;
-    if (python->layout.thread_cframe)
-        state = scratch->cframe = word_at(state + python->layout.thread_cframe);
-    scratch->first_cframe = scratch->cframe;
-    scratch->frame = word_at(state + python->layout.thread_frame);
+/* Returns the offset of a thread's state at which its frames begin, or the structure that points to them. */
+static __always_inline u16 start_of_frames(const struct python_layout *layout) {
+    return layout->thread_cframe ? layout->thread_cframe : layout->thread_frame;
+}
+
+/* Prepares the walk of a thread's frames from the word at start_of_frames; returns the next phase: PYTHON, or WALK if the
+ * thread has no frames. */
+static __always_inline enum phase begin_frames(struct scratch *scratch, const struct python *python, u64 start) {
+    u64 has_cframe = is_set(python->layout.thread_cframe);
+    scratch->layout = python->layout;
+    scratch->first_cframe = scratch->cframe = start & -has_cframe;
+    scratch->frame = hidden(has_cframe) ? word_at(start + python->layout.thread_frame) : start;
     scratch->frames_base = scratch->frames_limit = 0;
     scratch->hashes[0] = mixed(scratch->hashes[0], python->changes);
     return scratch->frame ? PYTHON : WALK;
@@ -107,12 +113,18 @@ static __always_inline u64 thread_pointer(void) {
     return *(u64 *)((u8 *)this_task() + TASK_FSBASE);
 }
 
+/* Returns a word of the thread's state that is in the window: one read costs less than one for each member. */
+static __always_inline u64 state_word(const struct scratch *scratch, u64 state, u64 offset) {
+    return offset <= STATE_BYTES - 8 ? scratch->frames_window[below(STATE_BYTES / 8, offset / 8)] : word_at(state + offset);
+}
+
 /* Whether this is the current thread's state, and still in its interpreter's list: freed memory may keep its content. The
- * pointer to the previous state precedes the pointer to the next one. */
-static __always_inline int is_state(const struct python_layout *layout, u64 state, u64 interpreter) {
-    u64 before = word_at(state + layout->thread_next - 8);
+ * pointer to the previous state precedes the pointer to the next one. Puts the state into the window. */
+static __always_inline int is_state(struct scratch *scratch, const struct python_layout *layout, u64 state, u64 interpreter) {
+    read_user(scratch->frames_window, STATE_BYTES, (void *)state); /* all zeros on failure */
+    u64 before = state_word(scratch, state, layout->thread_next - 8);
     u64 link = before ? before + layout->thread_next : interpreter + layout->threads_head;
-    return word_at(state + layout->thread_id) == thread_pointer() && word_at(link) == state;
+    return state_word(scratch, state, layout->thread_id) == thread_pointer() && word_at(link) == state;
 }
 
 /* Sets the position of a search to the start of an interpreter's states. */
@@ -131,11 +143,11 @@ static __always_inline u64 runs_here(const struct scratch *scratch, const struct
 }
 
 /* Begins the walk of the frames of the thread's first state; its states in other interpreters, if there are any, follow. */
-static __always_inline enum phase begin_first(struct scratch *scratch, const struct python *python, u64 state) {
+static __always_inline enum phase begin_first(struct scratch *scratch, const struct python *python, u64 state, u64 start) {
     go_to(scratch, &python->layout, scratch->several);
     scratch->first_state = state;
     scratch->states_left = MOST_STATES;
-    return begin_frames(scratch, python, state);
+    return begin_frames(scratch, python, start);
 }
 
 /* Ends the walk of Python frames; returns the next phase. */
@@ -150,17 +162,22 @@ static __always_inline enum phase end_python(struct scratch *scratch, u64 now) {
 static __always_inline enum phase begin_python(struct scratch *scratch, u64 who, u64 now) {
     u32 pid = who >> 32;
     struct python *python = FRAME_POINTERS_ONLY ? 0 : pythons.lookup(&pid);
+    scratch->now = now;
     scratch->python = 0;
     scratch->python_state = PYTHON_NONE;
     scratch->several = scratch->first_state = 0;
     if (!python || python->born != scratch->copied.of.born / TICK_NS)
         return WALK;
     u64 interpreter = word_at(python->runtime + python->layout.interpreters_head);
-    scratch->several = word_at(interpreter + python->layout.interpreter_next) ? interpreter : 0;
+    if (interpreter != python->last) { /* new interpreters come before it: if it is the first one, it is the only one */
+        scratch->several = word_at(interpreter + python->layout.interpreter_next) ? interpreter : 0;
+        python->last = scratch->several ? 0 : interpreter;
+    }
     struct python_thread *known = python_threads.lookup(&who);
     u64 state = known ? known->state : 0;
-    if (state && is_state(&python->layout, state, known->interpreter) &&
-        (!scratch->several || runs_here(scratch, &python->layout, state)) && begin_first(scratch, python, state) == PYTHON)
+    if (state && is_state(scratch, &python->layout, state, known->interpreter) &&
+        (!scratch->several || runs_here(scratch, &python->layout, state)) &&
+        begin_first(scratch, python, state, state_word(scratch, state, start_of_frames(&python->layout))) == PYTHON)
         return PYTHON;
     scratch->first_state = 0;
     u64 is_soon = known && now < known->until;
@@ -183,7 +200,8 @@ static __always_inline enum phase begin_other(struct scratch *scratch, const str
     scratch->frames[below(MAX_PYTHON, at)].instruction = 0;
     scratch->python = at + 1;
     go_to(scratch, &python->layout, word_at(interpreter + python->layout.interpreter_next));
-    return begin_frames(scratch, python, state) == PYTHON ? PYTHON : end_python(scratch, now);
+    u64 start = word_at(state + start_of_frames(&python->layout));
+    return begin_frames(scratch, python, start) == PYTHON ? PYTHON : end_python(scratch, now);
 }
 
 /* Searches a state of the thread, the first one or another; returns the next phase. */
@@ -235,18 +253,15 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
     if (!is_found && now < until)
         found.until = until;
     python_threads.update(&who, &found);
-    return is_found ? begin_first(scratch, python, found.state) : WALK;
+    return is_found ? begin_first(scratch, python, found.state, word_at(found.state + start_of_frames(layout))) : WALK;
 }
 
 /* Walks PYTHON_FRAMES_PER_PROGRAM frames; returns the next phase. */
-static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, u64 now) {
-    struct python *python = pythons.lookup(&pid);
+static __always_inline enum phase walk_python(struct scratch *scratch) {
     u64 at = scratch->frame, cframe = scratch->cframe, count = scratch->python, id = scratch->hashes[0],
         check = scratch->hashes[1];
+    const struct python_layout *layout = &scratch->layout;
     int goes_on = 0;
-    if (!python)
-        return WALK;
-    const struct python_layout *layout = &python->layout;
     scratch->python_state = PYTHON_DAMAGED;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i <= PYTHON_FRAMES_PER_PROGRAM; i++) {
@@ -284,8 +299,8 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
             cframe = word_at(cframe + layout->cframe_previous);
         }
         at = field(scratch, at, layout->frame_previous);
-        count = forgotten(count, now);
-        cframe = forgotten(cframe, now);
+        count = forgotten(count, at);
+        cframe = forgotten(cframe, at);
     }
     scratch->frame = at;
     scratch->cframe = cframe;
@@ -294,7 +309,7 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
     scratch->hashes[1] = check;
     if (goes_on)
         return PYTHON;
-    return scratch->python_state == PYTHON_WHOLE && scratch->interpreter ? STATE : end_python(scratch, now);
+    return scratch->python_state == PYTHON_WHOLE && scratch->interpreter ? STATE : end_python(scratch, scratch->now);
 }
 
 /* Returns a number that distinguishes code objects at the same address. */
@@ -408,7 +423,7 @@ int on_sample_state(struct bpf_perf_event_data *ctx) {
 int on_python(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
     if (scratch)
-        phases.call(ctx, walk_python(scratch, bpf_get_current_pid_tgid() >> 32, bpf_ktime_get_ns()));
+        phases.call(ctx, walk_python(scratch));
     return 0;
 }
 
@@ -422,7 +437,7 @@ int on_codes(struct pt_regs *ctx) {
 int on_sample_python(struct bpf_perf_event_data *ctx) {
     struct scratch *scratch = own_scratch(owner_of(1));
     if (scratch)
-        sample_phases.call(ctx, walk_python(scratch, bpf_get_current_pid_tgid() >> 32, bpf_ktime_get_ns()));
+        sample_phases.call(ctx, walk_python(scratch));
     return 0;
 }
 

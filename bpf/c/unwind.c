@@ -15,7 +15,8 @@
  * The compiler sets MAX_DEPTH; the loader sets STACK_DEPTH, COPY_PAGES, SAMPLE_COPY_PAGES, FRAME_POINTERS_ONLY, TASK_* and MM_* (offsets).
  */
 
-#define WINDOW 2048      /* bytes of the stack that are read at once */
+#define WINDOW 2048      /* bytes of Python frames that are read at once, and of stacks to which no rule leads */
+#define STACK_WINDOW 4096 /* bytes of other stacks: a read takes some 50 ns whatever its size */
 #define SCRATCHES 4
 #define FRAMES_PER_PROGRAM 32
 enum { LOAD, UNLOAD, IN_ESI }; /* class Change in bpf/probes/library_file.py */
@@ -93,6 +94,8 @@ struct scratch {
     u64 several;         /* the first interpreter, if there are several; else 0 */
     u64 first_state;     /* the state whose frames are walked first; 0: it is not found yet */
     u64 frame;           /* the next Python frame */
+    u64 now;             /* when that walk began */
+    struct python_layout layout;
     u64 first_cframe;    /* the one of the innermost loop */
     u64 cframe;          /* the structure that ends its evaluation loop */
     u64 frames_base;     /* address of the window of Python frames */
@@ -110,7 +113,7 @@ struct scratch {
     u64 base_values[MAX_DEPTH]; /* and what it was */
     u64 kept_at[MAX_DEPTH]; /* where code that aligns its stack has kept it; 0 for none */
     u64 frames_at[MAX_PYTHON]; /* see struct launch_path */
-    u64 window[WINDOW / 8];
+    u64 window[STACK_WINDOW / 8];
     u64 frames_window[WINDOW / 8];
     struct python_frame frames[MAX_PYTHON]; /* innermost first */
     struct remembered remembered[REMEMBERED];
@@ -173,14 +176,14 @@ static __always_inline void add_to_hashes(u64 *id, u64 *check, u64 ip) {
 static __always_inline long read_word(struct scratch *scratch, u64 at, u64 *word) {
     u64 offset = at - scratch->base;
     if (offset > scratch->limit) {
-        u64 bytes = at_most(WINDOW, PAGE - (at & (PAGE - 1)));
+        u64 bytes = at_most(STACK_WINDOW, PAGE - (at & (PAGE - 1)));
         if (bytes < 8 || read_user(scratch->window, bytes, (void *)at))
             return -1;
         scratch->base = at;
         scratch->limit = bytes - 8;
         offset = 0;
     }
-    *word = scratch->window[below(WINDOW / 8, offset / 8)];
+    *word = scratch->window[below(STACK_WINDOW / 8, offset / 8)];
     return 0;
 }
 
@@ -424,7 +427,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
             break;
         u64 from_base = cfa - 8 - scratch->base;
         is_by_bp = if_equal(bp_at, cfa - 16, is_set(from_base)); /* a frame pointer is saved right below, in the window */
-        bp = choose(is_by_bp, scratch->window[below(WINDOW / 8, from_base / 8 - 1)], bp);
+        bp = choose(is_by_bp, scratch->window[below(STACK_WINDOW / 8, from_base / 8 - 1)], bp);
         bp_from = choose(is_by_bp, bp_at, bp_from);
         bp_at = choose(is_by_bp, 0, bp_at);
         ip = scratch->pair[1] ^ if_equal(cfa - 8, scratch->slot, scratch->pair[1] ^ scratch->returns_to);

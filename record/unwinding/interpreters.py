@@ -117,7 +117,7 @@ class Interpreters:
         offsets = [getattr(layout, name) or 0 for name in PYTHON_OFFSETS]
         if layout.cframe_frame is not None:
             offsets[PYTHON_OFFSETS.index("thread_frame")] = layout.cframe_frame
-        packed = pack(PYTHON, born_ticks, runtime, 0, *offsets)
+        packed = pack(PYTHON, born_ticks, runtime, 0, 0, *offsets)
         write_element(self._pythons, struct.pack("<I", pid), packed)
 
 

@@ -31,7 +31,7 @@ def test_functions_of_all_interpreters_are_in_their_order(tmp_path: Path, name: 
         if frames != wanted
     ]
     assert not wrong, (len(wrong), json.dumps(wrong[:2], indent=1))
-    assert len(expected) == 2
+    assert len(expected) == 3
     several = [each for launches in expected.values() for each in launches if len({path for path, *_ in each}) > 1]
     assert len(several) > 100
     assert {stack["python_ended"] for _, stack in launches_of(recording.reader, pid)} == {"whole"}

@@ -70,8 +70,11 @@ def main():
     assert not calls.prepare(words[2].encode(), words[3].encode())
     while not os.path.exists(words[5]):
         threading.Event().wait(0.01)
+    first = threading.Thread(target=launch)  # while there is one interpreter
+    first.start()
+    first.join()
     mine = create()
-    # The first launches: the interpreter's state is what the recorder knows of this thread.
+    # This thread's first launches: the interpreter's state is what the recorder knows of this thread.
     run(mine, 0)
     thread = threading.Thread(target=plain, args=(mine,))
     sys.setswitchinterval(1e-5)
