@@ -148,6 +148,15 @@ static __always_inline u64 interrupted_stack(struct scratch *scratch) {
     return found;
 }
 
+/* Returns how many pages from an address on, at most `pages`, may be of a stack. glibc and musl have a thread's control block
+ * above its stack, except the first thread's; it begins with its own address. Memory above it is not the thread's. */
+static __always_inline u64 pages_of_stack(u64 from, u64 pages) {
+    u64 block = thread_pointer(), above = ((block & -(u64)PAGE) - from) / PAGE, first;
+    if (hidden(above) >= pages || read_user(&first, 8, (void *)block) || first != block)
+        return pages;
+    return above + 1;
+}
+
 /* Sends a copy of the stack, and of one that a signal interrupted. Returns 0 unless the ring buffer is full. */
 static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wakes) {
     if (scratch->bp_at && !read_user(&scratch->pair[0], 8, (void *)scratch->bp_at))
@@ -163,8 +172,8 @@ static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wa
     scratch->pair[1] = interrupted;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < 2; i++) {
-        u64 from = scratch->pair[i & 1];
-        if (hidden(from) && send_pages(scratch, from & -(u64)PAGE, pages))
+        u64 from = scratch->pair[i & 1] & -(u64)PAGE;
+        if (hidden(from) && send_pages(scratch, from, pages_of_stack(from, pages)))
             return -1;
     }
     struct copied *last = copies.ringbuf_reserve(sizeof(struct copied) + PAGE);

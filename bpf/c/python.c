@@ -109,10 +109,6 @@ static __always_inline enum phase begin_frames(struct scratch *scratch, const st
     return scratch->frame ? PYTHON : WALK;
 }
 
-static __always_inline u64 thread_pointer(void) {
-    return *(u64 *)((u8 *)this_task() + TASK_FSBASE);
-}
-
 /* Returns a word of the thread's state that is in the window: one read costs less than one for each member. */
 static __always_inline u64 state_word(const struct scratch *scratch, u64 state, u64 offset) {
     return offset <= STATE_BYTES - 8 ? scratch->frames_window[below(STATE_BYTES / 8, offset / 8)] : word_at(state + offset);

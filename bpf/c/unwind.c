@@ -187,6 +187,11 @@ static __always_inline long read_word(struct scratch *scratch, u64 at, u64 *word
     return 0;
 }
 
+/* Returns what the fs register points to. */
+static __always_inline u64 thread_pointer(void) {
+    return *(u64 *)((u8 *)this_task() + TASK_FSBASE);
+}
+
 static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now) {
     if (FRAME_POINTERS_ONLY) { /* the offsets are unknown; mm must not be 0, which would mean a thread of the Linux kernel */
         now->born = now->exec_vm = now->unloads = 0;
