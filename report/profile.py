@@ -27,7 +27,7 @@ from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECOR
 from iaprof.report.join.energy import ReadEnergy, read_energy
 from iaprof.report.join.executions import read_launches
 from iaprof.report.join.jobs import jobs_of
-from iaprof.report.join.joining import Task, join
+from iaprof.report.join.joining import Task, join, samples_ahead
 from iaprof.report.join.kernels import KernelNames, SampledKernels, instruction_starts
 from iaprof.report.join.operators import read_operators
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, Placement, Site, place_kernels
@@ -228,28 +228,18 @@ def build(
     instruction_sets = [stream.instruction_set for stream in known]
     texts_of_all = options.texts and not options.texts_of_hottest
     kernels = SampledKernels(capture, loader, instruction_sets, facts.problems, texts_of_all)
-    operators = read_operators(capture)
-    mark = operators.of_launches if operators else lambda launches: launches
-    placed = place_kernels(
-        read_launches(capture, LAUNCH_COLUMNS, selection.stack_of, mark=mark),
-        kernels.compilations(),
-        scope(capture.header),
-        capture.table("process", ("time_ns", "pid", "tid", "event")),
-        by_thread=bool(selection.tids),
-        operators=operators.chains if operators else ((),),
-    )
-    placed.jobs = jobs_of(capture, (each.pid for each in placed.placements))
-    del operators, mark  # before the stalls are read
-    begin_ns = begun_ns(capture.header) if options.start_ns is None else options.start_ns
-    row_filter = selection.row_filter(capture.header, begin_ns)
-    return_free_memory()
-    mask = min((stream.layout.address_mask for stream in known), default=ADDRESS_MASK)
-    starts = instruction_starts(placed, kernels, mask)
-    energy = read_energy(capture, known, row_filter)
-    seen = Seen(selection.reason_mask(reasons_of(known)), len(known)) if options.seen else None
-    by_time_ns = None if options.by_time_s is None else int(options.by_time_s * 1e9)
-    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, by_time_ns, energy, seen)
-    joined, facts.records, crowded, beside, by_time = join(capture, task, progress)
+    with samples_ahead(capture) as samples:  # threads read the first ones while launches are placed
+        placed = _placed(capture, kernels, selection)
+        begin_ns = begun_ns(capture.header) if options.start_ns is None else options.start_ns
+        row_filter = selection.row_filter(capture.header, begin_ns)
+        return_free_memory()
+        mask = min((stream.layout.address_mask for stream in known), default=ADDRESS_MASK)
+        starts = instruction_starts(placed, kernels, mask)
+        energy = read_energy(capture, known, row_filter)
+        seen = Seen(selection.reason_mask(reasons_of(known)), len(known)) if options.seen else None
+        by_time_ns = None if options.by_time_s is None else int(options.by_time_s * 1e9)
+        task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, by_time_ns, energy, seen)
+        joined, facts.records, crowded, beside, by_time = join(capture, task, samples, progress)
     capture.check(len(distinct_values(joined.site)), SITES)
     capture.check(len(distinct_values(joined.ip)), INSTRUCTIONS)
     if crowded:
@@ -267,6 +257,22 @@ def build(
         timed = replace(options, interval_s=options.by_time_s or 0.0, seen=False, texts=False)
         report = replace(report, by_time=_report(found, by_time, timed, Facts(), merged=True).profile)
     return report
+
+
+def _placed(capture: CaptureReader, kernels: SampledKernels, selection: Selection) -> Placed:
+    """Returns all that stalls can be joined to."""
+    operators = read_operators(capture)
+    mark = operators.of_launches if operators else lambda launches: launches
+    placed = place_kernels(
+        read_launches(capture, LAUNCH_COLUMNS, selection.stack_of, mark=mark),
+        kernels.compilations(),
+        scope(capture.header),
+        capture.table("process", ("time_ns", "pid", "tid", "event")),
+        by_thread=bool(selection.tids),
+        operators=operators.chains if operators else ((),),
+    )
+    placed.jobs = jobs_of(capture, (each.pid for each in placed.placements))
+    return placed
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import contextlib
 import copy
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +61,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _READERS = 2  # threads that read ahead
+_AT_FIRST = (
+    4  # row groups that are read before one is asked for; then as many as threads, so that caches still have them
+)
 _TEXTS = ["kind", *(name for name, field in FIELDS.items() if field.is_text)]  # read as dictionaries
 
 
@@ -69,6 +73,48 @@ class _Rows(NamedTuple):
     group: int
     start: int
     end: int
+
+
+class _Ahead:
+    """Row groups in their order, which threads read before they are asked for."""
+
+    def __init__(self, readers: list[Callable[[], pa.Table]]) -> None:
+        """Does not read yet.
+
+        Args:
+            readers: what reads each row group.
+        """
+        self._readers, self._begun, self._has_threads = readers, 0, True
+        self._reading: deque[Future[pa.Table]] = deque()
+
+    def __enter__(self) -> Self:
+        """Begins to read."""
+        from concurrent.futures import ThreadPoolExecutor  # here, as only large captures need it
+
+        self._threads = ThreadPoolExecutor(_READERS)
+        self._begin(_AT_FIRST)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Waits until no thread reads."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """Yields the row groups."""
+        for reader in self._readers:
+            table = self._reading.popleft().result() if self._reading else reader()
+            self._begin(_READERS - len(self._reading))
+            yield table
+            del table  # before the next one is waited for
+
+    def _begin(self, most: int) -> None:
+        for reader in self._readers[self._begun :][: max(most, 0)] if self._has_threads else ():
+            try:
+                self._reading.append(self._threads.submit(reader))
+            except RuntimeError:  # no thread can start: a limit on processes, perhaps
+                self._has_threads = False
+                return
+            self._begun += 1
 
 
 class CaptureReader:
@@ -330,29 +376,6 @@ class CaptureReader:
     def _can_read_ahead(self, groups: int) -> bool:
         return groups > _READERS and not self.is_stored and len(os.sched_getaffinity(0)) > 1
 
-    def _read_ahead(self, groups: list[int], columns: list[str], what: str) -> Iterator[pa.Table]:
-        """Yields what `_read_each` does, while threads read as many row groups as there are threads."""
-        from concurrent.futures import ThreadPoolExecutor  # here, as only large captures need it
-
-        left: list[int] = []
-        with ThreadPoolExecutor(_READERS) as threads:
-            reading: deque[Future[pa.Table]] = deque()
-            try:
-                for number, index in enumerate(groups):
-                    if len(reading) == _READERS:
-                        yield reading.popleft().result()
-                    try:
-                        reading.append(threads.submit(self._read, index, columns, what))
-                    except RuntimeError:  # no thread can start: a limit on processes, perhaps
-                        left = groups[number:]
-                        break
-                while reading:
-                    yield reading.popleft().result()
-            finally:
-                for each in reading:
-                    each.cancel()
-        yield from self._read_each(left, columns, what)
-
     @contextlib.contextmanager
     def _damaged(self, what: str) -> Iterator[None]:
         try:
@@ -366,7 +389,7 @@ class CaptureReader:
         """The number of row groups with rows of a kind."""
         return len(self._rows_of(kind))
 
-    def tables(self, kind: str, columns: tuple[str, ...] = (), ahead: bool = False) -> Iterator[pa.Table]:
+    def tables(self, kind: str, columns: tuple[str, ...] = ()) -> Iterator[pa.Table]:
         """The rows of a kind, a table per row group, with the struct's fields as columns.
 
         Columns that are never null by the format have no nulls; texts are valid UTF-8, of bounded length, and
@@ -374,21 +397,47 @@ class CaptureReader:
 
         Args:
             kind: a key of KINDS.
-                columns: names of fields; all if empty.
-                ahead: let threads read the next row groups meanwhile.
+            columns: names of fields; all if empty.
 
         Raises:
                 CaptureError: the file is damaged there, or the capture is merged: read its parts instead.
         """
-        schema = _read_schema(kind, columns)
-        there = [name for name in _read_schema(kind, ()).names if f"{kind}.{name}" not in self._absent]
-        present = [name for name in schema.names if name in there]
+        names = self._names_to_read(kind, columns)
+        return self._checked_tables(
+            kind, columns, (self._read(each.group, names, kind) for each in self._rows_of(kind))
+        )
+
+    @contextlib.contextmanager
+    def tables_ahead(self, kind: str, columns: tuple[str, ...] = ()) -> Iterator[Iterator[pa.Table]]:
+        """What `tables` returns, of which threads read the first row groups now, and later ones while others are used.
+
+        Args:
+            kind: a key of KINDS.
+            columns: names of fields; all if empty.
+        """
+        groups = [each.group for each in self._rows_of(kind)]
+        if not self._can_read_ahead(len(groups)):
+            yield self.tables(kind, columns)
+            return
+        names = self._names_to_read(kind, columns)
+        with _Ahead([partial(self._read, group, names, kind) for group in groups]) as tables:
+            yield self._checked_tables(kind, columns, iter(tables))
+
+    def _names_to_read(self, kind: str, columns: tuple[str, ...]) -> list[str]:
+        present, there = self._present(kind, columns)
         # One column more tells how many rows there are, if the file has none of those.
-        read = [f"{kind}.{name}" for name in present or there[:1]]
+        return [f"{kind}.{name}" for name in present or there[:1]]
+
+    def _present(self, kind: str, columns: tuple[str, ...]) -> tuple[list[str], list[str]]:
+        """Those of the columns, and all of the kind's, that the file has."""
+        there = [name for name in _read_schema(kind, ()).names if f"{kind}.{name}" not in self._absent]
+        return [name for name in _read_schema(kind, columns).names if name in there], there
+
+    def _checked_tables(self, kind: str, columns: tuple[str, ...], tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        schema = _read_schema(kind, columns)
+        present, _ = self._present(kind, columns)
         bytes_left = self._most_bytes
         groups = self._rows_of(kind)
-        read_in_order = self._read_ahead if ahead and self._can_read_ahead(len(groups)) else self._read_each
-        tables = read_in_order([group.group for group in groups], read, kind)
         for (_, start, end), table in zip(groups, tables, strict=True):
             bytes_left -= table.nbytes
             with self._damaged(kind):

@@ -291,13 +291,15 @@ class Attribution:
         places = space.cell_addresses.count[divided.cell]
         first_place = np.cumsum(places) - places
         first_slot[several] = sums.slots + first_place[group[several]]
-        slots = found.of_records(first_slot)
         spare, used = int(places.sum()), None
         if spare > _MAX_SLOTS_PER_RECORD * len(numbers):  # only those that are used
+            slots = found.of_records(first_slot)
             there = np.flatnonzero(slots >= sums.slots)
             used, number = numbered(slots[there] - sums.slots)
             slots[there], spare = sums.slots + number, len(used)
-        add(fields, packed, slots, sums.with_spare(spare))
+            add(fields, packed, slots, sums.with_spare(spare))
+        else:
+            found.add(fields, packed, first_slot, sums.with_spare(spare))
         place, values = sums.take_spare(spare)
         place = place if used is None else used[place]
         counts = self._by_reason(stream, values)
@@ -306,7 +308,7 @@ class Attribution:
         if self._by_time_ns is not None or self._seen is not None:
             columns, type_ = sum_columns(fields)
             by_pair = np.zeros((len(group), columns), type_)
-            add(fields, packed, found.of_records(np.arange(len(group)), places=False), by_pair)
+            found.add(fields, packed, np.arange(len(group)), by_pair, places=False)
             of_pairs = self._by_reason(stream, by_pair)
             if self._seen is not None:
                 _see(self._seen, stream, reads, pairs, of_pairs)

@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.distinct import order_by
+from iaprof.formats.distinct import numbered, order_by
 from iaprof.formats.ranges import ranges
 from iaprof.report.join.cells import NOWHERE, Cells
 from iaprof.report.join.jobs import Jobs
@@ -272,10 +272,12 @@ class Candidates:
         youngest = until.copy()
         youngest[rank >= 0] = self._by_time[rank[rank >= 0]]
         since = np.minimum(begins[pair], youngest - np.minimum((until - youngest) // np.uint64(2), youngest))
-        first, stop = self._slices_between(placement, oldest, until)
+        since = np.maximum(since, oldest)
+        stop = self._slice_after(placement, until)
+        first = self._slice_from(placement, oldest)
         last = np.maximum(stop - 1, 0)
         only_one_site = (stop > first) & (self._first_of_same_site[last] <= first)
-        first, stop = self._slices_between(placement, since := np.maximum(since, oldest), until)
+        first = self._slice_from(placement, since)
         owner, slice_ = self._expand_ranges(first, stop)
         begin = self._position_in_slice(slice_, since[owner], "left")
         end = self._position_in_slice(slice_, until[owner], "right")
@@ -307,12 +309,16 @@ class Candidates:
         self._count(size)
         return np.repeat(np.arange(len(count)), count), ranges(first, count)
 
-    def _slices_between(self, placement: _Ints, since: _Times, until: _Times) -> tuple[_Ints, _Ints]:
-        """Returns the slices with each placement's launches between two times: the first, and one past the last."""
-        low, high = ((time // self._window).astype(np.int64) for time in (since, until))
-        low, high = (np.minimum(bucket, self._buckets - 1) for bucket in (low, high))
-        first = np.searchsorted(self._slice_key, placement * self._buckets + low)
-        return first, np.searchsorted(self._slice_key, placement * self._buckets + high, side="right")
+    def _slice_from(self, placement: _Ints, time: _Times) -> _Ints:
+        """Returns each placement's first slice with launches in the bucket of a time, or later."""
+        return np.searchsorted(self._slice_key, placement * self._buckets + self._bucket(time))
+
+    def _slice_after(self, placement: _Ints, time: _Times) -> _Ints:
+        """Returns the one past each placement's last slice with launches in the bucket of a time, or earlier."""
+        return np.searchsorted(self._slice_key, placement * self._buckets + self._bucket(time), side="right")
+
+    def _bucket(self, time: _Times) -> _Ints:
+        return np.minimum((time // self._window).astype(np.int64), self._buckets - 1)
 
     def _position_in_slice(self, slices: _Ints, times: _Times, side: str) -> _Ints:
         """Returns the index of the launch at which a time would be inserted into each slice."""
@@ -324,7 +330,8 @@ class Candidates:
 
     def _last_launch(self, placement: _Ints, ends: _Times) -> tuple[_Ints, _Ints]:
         """Finds the last launch of each placement up to a time: its rank by time, -1 for none, and its site."""
-        rank = np.searchsorted(self._by_time, ends, side="right")
+        times, number = numbered(ends)  # many pairs are of one read
+        rank = np.searchsorted(self._by_time, times, side="right")[number]
         width = len(self._by_time) + 1
         index = np.searchsorted(self._rank_key, placement * width + rank) - 1
         if not len(self._rank_key):

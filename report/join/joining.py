@@ -5,11 +5,14 @@ What takes long holds no lock of the interpreter: Arrow reads, and records.c goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.basics.heap import keep_freed
@@ -52,12 +55,26 @@ class JoinResult(NamedTuple):
     by_time: Joined | None  # the joined stalls by time, if the task has `by_time_ns`
 
 
-def join(capture: CaptureReader, task: Task, progress: Callable[[int], None] = lambda records: None) -> JoinResult:
+@contextlib.contextmanager
+def samples_ahead(capture: CaptureReader) -> Iterator[Iterator[pa.Table]]:
+    """Begins to read the rows that `join` takes, if threads can do it: a table per row group."""
+    with contextlib.ExitStack() as stack:
+        columns = [(rows.kind, (*READ_COLUMNS, *rows.columns)) for rows in SAMPLE_ROWS]
+        yield chain.from_iterable([stack.enter_context(capture.tables_ahead(*each)) for each in columns])
+
+
+def join(
+    capture: CaptureReader,
+    task: Task,
+    samples: Iterable[pa.Table],
+    progress: Callable[[int], None] = lambda records: None,
+) -> JoinResult:
     """Joins the stalls of a capture. Adds sites to `task.placed` for stalls without a launch.
 
     Args:
         capture: the open capture.
         task: what to join them to.
+        samples: the capture's, from `samples_ahead`.
         progress: called now and then with the number of records joined so far.
 
     Raises:
@@ -78,11 +95,10 @@ def join(capture: CaptureReader, task: Task, progress: Callable[[int], None] = l
         lambda candidates: capture.count_against(CANDIDATES, candidates),
     )
     records = 0
-    for rows in SAMPLE_ROWS:
-        for table in capture.tables(rows.kind, (*READ_COLUMNS, *rows.columns), ahead=True):
-            records += attribution.add(table, known, task.row_filter)
-            del table  # frees it before the next one is read
-            progress(records)
+    for table in samples:
+        records += attribution.add(table, known, task.row_filter)
+        del table  # frees it before the next one is asked for
+        progress(records)
     numbers = _sorted_sites(placed, sites_before)
     if task.seen is not None:
         task.seen.renumber(numbers)

@@ -20,8 +20,7 @@ typedef int64_t s64;
 enum { WORD_BITS = 64, PLACE_BITS = 32 };
 enum { NARROW_BITS = 8, NARROW_COUNTERS = 16, WIDE_BITS = 16, WHOLE_BITS = 64 };
 enum { PAGES_BITS = 12, FEW = 16 };
-enum { TOGETHER = 64 }; /* so many records are looked up at a time */
-enum { AHEAD = 16 }; /* so many records before a row is needed, it is fetched into the CPU's caches */
+enum { TOGETHER = 128 }; /* so many records are looked up at a time */
 enum { WRONG = -1 };
 
 static const u64 MIXER = 0x9E3779B97F4A7C15; /* 2^64 / golden ratio */
@@ -137,32 +136,78 @@ PUBLIC s64 join_pairs(const s64 *numbers, u64 records, const s64 *lengths, u64 r
     return at == records ? (s64)pairs : WRONG;
 }
 
-/* Writes the value of each record's pair, plus the address's place within its cell times `step`.
- *
- * of_cell: [cells], scratch. Returns 0; -1 if the lengths do not add up, or a record's pair is not there. */
-PUBLIC int join_place(const s64 *numbers, u64 records, const s64 *lengths, u64 reads, const s64 *pair_read,
-                      const s64 *pair_cell, const s64 *pair_value, u64 pairs, s64 *of_cell, u64 cells, u64 step,
-                      s64 *values) {
-    u64 pair = 0, at = 0;
-    for (u64 i = 0; i < cells; i++)
-        of_cell[i] = WRONG;
-    for (u64 read = 0; read < reads; read++) {
-        u64 length = (u64)lengths[read];
-        if (length > records - at)
-            return WRONG;
-        for (; pair < pairs && (u64)pair_read[pair] == read; pair++) {
-            if ((u64)pair_cell[pair] >= cells)
-                return WRONG;
-            of_cell[pair_cell[pair]] = pair_value[pair];
+/* Pairs with a value each, and the records that belong to them: Pairs of records.py. */
+struct pairs {
+    const s64 *numbers; /* [records], of their addresses */
+    u64 records;
+    const s64 *lengths; /* [reads], the records of each */
+    u64 reads;
+    const s64 *read, *cell, *value; /* [pairs], ascending by read */
+    u64 pairs;
+    s64 *of_cell; /* [cells]: scratch */
+    u64 cells;
+    u64 step; /* a record's value is that of its pair, plus the address's place within its cell times this */
+};
+
+/* Goes through the records of a read after the other. */
+struct walk {
+    u64 read, pair, at, end;
+};
+
+static struct walk begin_walk(const struct pairs *pairs) {
+    for (u64 i = 0; i < pairs->cells; i++)
+        pairs->of_cell[i] = WRONG;
+    return (struct walk){0};
+}
+
+/* Goes on to the next read, if the walk is at the end of one; false if the lengths do not add up, or a pair is wrong. */
+static bool next_read(const struct pairs *pairs, struct walk *walk) {
+    while (walk->at == walk->end) {
+        if (walk->read == pairs->reads)
+            return false;
+        u64 length = (u64)pairs->lengths[walk->read];
+        if (length > pairs->records - walk->at)
+            return false;
+        for (; walk->pair < pairs->pairs && (u64)pairs->read[walk->pair] == walk->read; walk->pair++) {
+            if ((u64)pairs->cell[walk->pair] >= pairs->cells)
+                return false;
+            pairs->of_cell[pairs->cell[walk->pair]] = pairs->value[walk->pair];
         }
-        for (u64 end = at + length; at < end; at++) {
-            u64 number = (u64)numbers[at], cell = number >> PLACE_BITS;
-            if (cell >= cells || of_cell[cell] < 0)
-                return WRONG;
-            values[at] = (s64)((u64)of_cell[cell] + (u32)number * step);
-        }
+        walk->end += length;
+        walk->read++;
     }
-    return at == records ? 0 : WRONG;
+    return true;
+}
+
+/* Whether the reads have no records but those that the walk has seen. */
+static bool is_whole(const struct pairs *pairs, const struct walk *walk) {
+    if (walk->at != walk->end)
+        return false;
+    for (u64 read = walk->read; read < pairs->reads; read++)
+        if (pairs->lengths[read])
+            return false;
+    return true;
+}
+
+/* The value of a record; -1 if its pair is not there. */
+static inline s64 value_of(const struct pairs *pairs, u64 record) {
+    u64 number = (u64)pairs->numbers[record], cell = number >> PLACE_BITS;
+    if (cell >= pairs->cells || pairs->of_cell[cell] < 0)
+        return WRONG;
+    return (s64)((u64)pairs->of_cell[cell] + (u32)number * pairs->step);
+}
+
+/* Writes the value of each record: [records]. Returns 0; -1 if the lengths do not add up, or a record's pair is not there. */
+PUBLIC int join_place(const struct pairs *pairs, s64 *values) {
+    struct walk walk = begin_walk(pairs);
+    while (walk.at < pairs->records) {
+        if (!next_read(pairs, &walk))
+            return WRONG;
+        for (; walk.at < walk.end; walk.at++)
+            if ((values[walk.at] = value_of(pairs, walk.at)) < 0)
+                return WRONG;
+    }
+    return is_whole(pairs, &walk) ? 0 : WRONG;
 }
 
 /* 64 bits of a record, from a bit on. */
@@ -219,38 +264,62 @@ static inline sums high_halves(halves each) {
     return (sums)__builtin_shuffle(each, (halves){0}, (halves){4, 12, 5, 13, 6, 14, 7, 15});
 }
 
-static void add_narrow(const struct counters *counters, const u64 *const *words, const s64 *slots, u64 records,
-                       u32 *rows) {
+/* Counters of 8 bits, as two words of each record. */
+struct narrow {
+    struct window first, second;
+    bool last; /* there are so many that the last quarter of a row has some */
+};
+
+static struct narrow narrow(const struct counters *counters, const u64 *const *words) {
     u32 bits = counters->count * NARROW_BITS;
-    struct window first = windows(words, counters->words, counters->first_bit, low_bits(bits));
-    struct window second = windows(words, counters->words, counters->first_bit + WORD_BITS,
-                                   bits > WORD_BITS ? low_bits(bits - WORD_BITS) : 0);
+    return (struct narrow){
+        .first = windows(words, counters->words, counters->first_bit, low_bits(bits)),
+        .second = windows(words, counters->words, counters->first_bit + WORD_BITS,
+                          bits > WORD_BITS ? low_bits(bits - WORD_BITS) : 0),
+        .last = counters->count > 3 * NARROW_COUNTERS / 4,
+    };
+}
+
+static inline void add_record(const struct narrow *narrow, u64 record, u32 *row) {
     const bytes to_low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
     const bytes to_high = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    bool last = counters->count > 3 * NARROW_COUNTERS / 4;
+    bytes each = (bytes)(both){in_window(&narrow->first, record), in_window(&narrow->second, record)};
+    halves low = (halves)__builtin_shuffle(each, (bytes){0}, to_low);
+    halves high = (halves)__builtin_shuffle(each, (bytes){0}, to_high);
+    add_four(row, low_halves(low));
+    add_four(row + 4, high_halves(low));
+    add_four(row + 8, low_halves(high));
+    if (narrow->last)
+        add_four(row + 12, high_halves(high));
+}
+
+/* Adds the counters of records, from `begin` on, to the rows of their slots: [records]. */
+static void add_some(const struct counters *counters, const u64 *const *words, u64 begin, const s64 *slots, u64 records,
+                     void *rows) {
+    if (counters->bits == NARROW_BITS) {
+        struct narrow each = narrow(counters, words);
+        for (u64 i = 0; i < records; i++)
+            add_record(&each, begin + i, (u32 *)rows + (u64)slots[i] * NARROW_COUNTERS);
+        return;
+    }
     for (u64 i = 0; i < records; i++) {
-        if (i + AHEAD < records)
-            __builtin_prefetch(rows + (u64)slots[i + AHEAD] * NARROW_COUNTERS, 1);
-        bytes each = (bytes)(both){in_window(&first, i), in_window(&second, i)};
-        halves low = (halves)__builtin_shuffle(each, (bytes){0}, to_low);
-        halves high = (halves)__builtin_shuffle(each, (bytes){0}, to_high);
-        u32 *row = rows + (u64)slots[i] * NARROW_COUNTERS;
-        add_four(row, low_halves(low));
-        add_four(row + 4, high_halves(low));
-        add_four(row + 8, low_halves(high));
-        if (last)
-            add_four(row + 12, high_halves(high));
+        u64 *row = (u64 *)rows + (u64)slots[i] * counters->count;
+        for (u32 counter = 0; counter < counters->count; counter++) {
+            u32 bit = counters->first_bit + counter * counters->bits;
+            row[counter] += window(words, counters->words, bit, begin + i) & low_bits(counters->bits);
+        }
     }
 }
 
-static void add_wide(const struct counters *counters, const u64 *const *words, const s64 *slots, u64 records, u64 *rows) {
-    for (u64 i = 0; i < records; i++) {
-        u64 *row = rows + (u64)slots[i] * counters->count;
-        for (u32 counter = 0; counter < counters->count; counter++) {
-            u32 bit = counters->first_bit + counter * counters->bits;
-            row[counter] += window(words, counters->words, bit, i) & low_bits(counters->bits);
-        }
-    }
+static bool is_known(const struct counters *counters) {
+    bool is_narrow = counters->bits == NARROW_BITS && counters->count <= NARROW_COUNTERS;
+    return counters->words && (is_narrow || counters->bits == WIDE_BITS || counters->bits == WHOLE_BITS);
+}
+
+/* Tells the CPU that a row will be written. */
+static inline void fetch(const struct counters *counters, const void *rows, u64 slot) {
+    u64 bytes = counters->bits == NARROW_BITS ? NARROW_COUNTERS * sizeof(u32) : counters->count * sizeof(u64);
+    __builtin_prefetch((const void *)((uintptr_t)rows + slot * bytes), 1); /* wherever that is */
 }
 
 /* Adds the counters of records to the rows of their slots.
@@ -262,13 +331,43 @@ PUBLIC int join_add(const struct counters *counters, const u64 *const *words, co
     u64 last = 0;
     for (u64 i = 0; i < records; i++)
         last = (u64)slots[i] > last ? (u64)slots[i] : last;
-    if ((records && last >= count) || !counters->words)
+    if ((records && last >= count) || !is_known(counters))
         return WRONG;
-    if (counters->bits == NARROW_BITS && counters->count <= NARROW_COUNTERS)
-        add_narrow(counters, words, slots, records, rows);
-    else if (counters->bits == WIDE_BITS || counters->bits == WHOLE_BITS)
-        add_wide(counters, words, slots, records, rows);
-    else
-        return WRONG;
+    for (u64 begin = 0, some; begin < records; begin += some) {
+        some = records - begin < TOGETHER ? records - begin : TOGETHER;
+        for (u64 i = 0; i < some; i++)
+            fetch(counters, rows, (u64)slots[begin + i]);
+        add_some(counters, words, begin, slots + begin, some, rows);
+    }
     return 0;
+}
+
+/* Adds the counters of records to the rows that are their values, as `join_place` and `join_add` would.
+ *
+ * The slots do not go through memory, which takes as long as the additions. Returns 0; -1 where these would, when some
+ * records have been added. */
+PUBLIC int join_sum(const struct pairs *pairs, const struct counters *counters, const u64 *const *words, void *rows,
+                    u64 count) {
+    if (!is_known(counters))
+        return WRONG;
+    s64 slots[TOGETHER];
+    struct walk walk = begin_walk(pairs);
+    while (walk.at < pairs->records) {
+        u64 begin = walk.at, last = 0;
+        u64 end = pairs->records - begin < TOGETHER ? pairs->records : begin + TOGETHER;
+        while (walk.at < end) {
+            if (!next_read(pairs, &walk))
+                return WRONG;
+            for (u64 until = walk.end < end ? walk.end : end; walk.at < until; walk.at++) {
+                u64 slot = (u64)value_of(pairs, walk.at);
+                last = slot > last ? slot : last;
+                slots[walk.at - begin] = (s64)slot;
+                fetch(counters, rows, slot);
+            }
+        }
+        if (last >= count) /* -1, as a slot, is the largest of all */
+            return WRONG;
+        add_some(counters, words, begin, slots, end - begin, rows);
+    }
+    return is_whole(pairs, &walk) ? 0 : WRONG;
 }

@@ -6,6 +6,8 @@ An address has a number: the cell << PLACE_BITS | the place within the cell, tho
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,16 @@ class _Counters(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint32) for name in ("words", "first_bit", "bits", "count"))
 
 
+class _Pairs(ctypes.Structure):
+    """struct pairs."""
+
+    _fields_ = (
+        ("numbers", _address), ("records", _number), ("lengths", _address), ("reads", _number), ("read", _address),
+        ("cell", _address), ("value", _address), ("pairs", _number), ("of_cell", _address), ("cells", _number),
+        ("step", _number),
+    )  # fmt: skip
+
+
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(LIBRARY))
@@ -50,11 +62,9 @@ def _library() -> ctypes.CDLL:
     library.join_number.restype = _number
     library.join_pairs.argtypes = [_address, _number, _address, _number, _address, _number, _address, _address]
     library.join_pairs.restype = ctypes.c_int64
-    library.join_place.argtypes = [
-        *(_address, _number, _address, _number, _address, _address, _address, _number, _address, _number, _number),
-        _address,
-    ]
+    library.join_place.argtypes = [_address, _address]
     library.join_add.argtypes = [_address, _address, _address, _number, _address, _number]
+    library.join_sum.argtypes = [_address, _address, _address, _address, _number]
     return library
 
 
@@ -104,7 +114,12 @@ class Addresses:
         They have no numbers until `set_last`, which comes before any others are added.
         """
         ips = distinct_values(ips)  # all else is done with these few
-        new = np.setdiff1d(ips >> np.uint64(self._page_bits), self._pages)
+        pages = ips >> np.uint64(self._page_bits)
+        pages = pages[np.append(True, pages[1:] != pages[:-1])] if len(pages) else pages
+        at = np.searchsorted(self._pages, pages)
+        known = at < len(self._pages)
+        known[known] = self._pages[at[known]] == pages[known]
+        new = pages[~known]
         if len(new):
             first = len(self._table) + (np.arange(len(new)) << _PAGE_BITS)
             order = np.argsort(pages := np.append(self._pages, new))
@@ -150,22 +165,39 @@ class ReadCells:
         self.read, self.cell = read[:count].copy(), cell[:count].copy()
         """int64[pairs] each, sorted by read and cell."""
 
-    def of_records(self, values: _Ints, places: bool = True) -> _Ints:
+    def of_records(self, values: _Ints) -> _Ints:
         """Returns the value of each record's pair, plus the place of its address in the cell: int64[records].
 
         Args:
             values: int64[pairs], not below 0.
-            places: False leaves out the place.
         """
-        found, scratch = np.empty(len(self._numbers), np.int64), np.empty(self._cells, np.int64)
-        assert len(values) == len(self.read)
-        _check(
-            _library().join_place(
-                _data(self._numbers), len(self._numbers), _data(self._lengths), len(self._lengths), _data(self.read),
-                _data(self.cell), _data(values), len(values), _data(scratch), self._cells, int(places), _data(found),
-            )
-        )  # fmt: skip
+        found = np.empty(len(self._numbers), np.int64)
+        with self._pairs(values, places=True) as pairs:
+            _check(_library().join_place(ctypes.byref(pairs), _data(found)))
         return found
+
+    def add(self, fields: Fields, words: _Words, first_rows: _Ints, rows: NDArray[Any], places: bool = True) -> None:
+        """Adds the counts of records to rows, as the function `add` does to those that `of_records` returns.
+
+        Args:
+            fields: where the records have them.
+            words: uint64[records] each.
+            first_rows: int64[pairs], the row of each pair's first address.
+            rows: see the function.
+            places: False adds the records of all addresses to that row.
+        """
+        counters, pointers = _counters(fields, words, len(self._numbers), rows)
+        with self._pairs(first_rows, places) as pairs:
+            _check(_library().join_sum(ctypes.byref(pairs), ctypes.byref(counters), pointers, _data(rows), len(rows)))
+
+    @contextmanager
+    def _pairs(self, values: _Ints, places: bool) -> Iterator[_Pairs]:
+        assert len(values) == len(self.read)
+        scratch = np.empty(self._cells, np.int64)
+        yield _Pairs(
+            _data(self._numbers), len(self._numbers), _data(self._lengths), len(self._lengths), _data(self.read),
+            _data(self.cell), _data(values), len(values), _data(scratch), self._cells, int(places),
+        )  # fmt: skip
 
 
 def sum_columns(fields: Fields) -> tuple[int, type[np.generic]]:
@@ -182,12 +214,17 @@ def add(fields: Fields, words: _Words, slots: _Ints, rows: NDArray[Any]) -> None
         slots: int64[records], the row of each record.
         rows: of as many columns, and of that type, as `sum_columns` says.
     """
+    counters, pointers = _counters(fields, words, len(slots), rows)
+    _check(_library().join_add(ctypes.byref(counters), pointers, _data(slots), len(slots), _data(rows), len(rows)))
+
+
+def _counters(fields: Fields, words: _Words, records: int, rows: NDArray[Any]) -> tuple[_Counters, Any]:
+    """Returns where the records have their counters, and pointers to their words."""
     columns, type_ = sum_columns(fields)
     assert rows.shape[1:] == (columns,) and rows.dtype == type_
-    assert all(len(word) == len(slots) for word in words)
+    assert all(len(word) == records for word in words)
     counters = _Counters(len(words), fields.first_bit, fields.bits, len(fields.reasons))
-    pointers = (_address * len(words))(*map(_data, words))
-    _check(_library().join_add(ctypes.byref(counters), pointers, _data(slots), len(slots), _data(rows), len(rows)))
+    return counters, (_address * len(words))(*map(_data, words))
 
 
 def _data(column: NDArray[Any]) -> int:

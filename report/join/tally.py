@@ -159,10 +159,11 @@ class Tally:
         blocks, first = np.unique(blocks, return_index=True)
         first_slot, capacity = self._first_slot[blocks], self._capacity[blocks]
         new_capacity = np.maximum(needed[first] + (needed[first] >> 2), _MIN_CAPACITY)
-        new_first = self.slots + np.cumsum(new_capacity) - new_capacity
+        before = self.slots
+        new_first = before + np.cumsum(new_capacity) - new_capacity
         self.slots += int(new_capacity.sum())
         old, new = ranges(first_slot, capacity), ranges(new_first, capacity)
-        self._reserve(self.slots)
+        self._reserve(self.slots, before)
         self._sums[new] = self._sums[old]
         self._sums[old] = 0
         self._first_slot[blocks], self._capacity[blocks] = new_first, new_capacity
@@ -176,10 +177,11 @@ class Tally:
         begin = -memory.ctypes.data % _LINE_BYTES
         return memory[begin : begin + size].view(self._type).reshape(slots, self._columns)
 
-    def _reserve(self, slots: int) -> None:
+    def _reserve(self, slots: int, used: int) -> None:
+        """Makes room for so many slots, of which `used` have sums."""
         if slots > len(self._sums):
             more = self._zeros(slots + slots // 2)  # memory that is not used yet costs nothing
-            more[: len(self._sums)] = self._sums
+            more[:used] = self._sums[:used]
             self._sums = more
 
     def with_spare(self, slots: int) -> NDArray[Any]:
@@ -187,7 +189,7 @@ class Tally:
 
         What is added to these, `take_spare` has to take before the next block is made.
         """
-        self._reserve(self.slots + slots)
+        self._reserve(self.slots + slots, self.slots)
         return self._sums[: self.slots + slots]
 
     def take_spare(self, slots: int) -> tuple[_Ints, NDArray[Any]]:

@@ -29,12 +29,23 @@ struct counters {
     u32 words, first_bit, bits, count;
 };
 
+struct pairs {
+    const s64 *numbers;
+    u64 records;
+    const s64 *lengths;
+    u64 reads;
+    const s64 *read, *cell, *value;
+    u64 pairs;
+    s64 *of_cell;
+    u64 cells, step;
+};
+
 u64 join_number(const struct pages *pages, const u64 *words, u64 records, s64 *numbers);
 s64 join_pairs(const s64 *numbers, u64 records, const s64 *lengths, u64 reads, s64 *seen, u64 cells, s64 *pair_read,
                s64 *pair_cell);
-int join_place(const s64 *numbers, u64 records, const s64 *lengths, u64 reads, const s64 *pair_read, const s64 *pair_cell,
-               const s64 *pair_value, u64 pairs, s64 *of_cell, u64 cells, u64 step, s64 *values);
+int join_place(const struct pairs *pairs, s64 *values);
 int join_add(const struct counters *counters, const u64 *const *words, const s64 *slots, u64 records, void *rows, u64 count);
+int join_sum(const struct pairs *pairs, const struct counters *counters, const u64 *const *words, void *rows, u64 count);
 
 enum { MOST_RECORDS = 200, MOST_READS = 8, MOST_CELLS = 40, MOST_PAGES = 6, MOST_WORDS = 6 };
 enum { UNIT_BITS = 3, PAGE_BITS = 7, PLACES = 1 << (PAGE_BITS - UNIT_BITS), NARROW = 8, COLUMNS = 16 };
@@ -116,24 +127,28 @@ static bool one(void) {
         value[i] = (s64)below(rows - PLACES);
     if (damaged)
         damage(value, count), damage(pair_read, records), damage(pair_cell, records);
-    int placed = join_place(numbers, records, lengths, reads, pair_read, pair_cell, value, count, of_cell, cells, 1, values);
+    struct pairs of_pairs = {numbers, records, lengths, reads, pair_read, pair_cell, value, count, of_cell, cells, below(2)};
+    int placed = join_place(&of_pairs, values);
     right &= damaged || !placed;
 
-    /* Sums. */
-    if (placed)
-        for (u64 i = 0; i < records; i++)
-            values[i] = (s64)below(rows);
-    if (damaged)
-        damage(values, records);
+    /* Sums: in one step, and in two. */
     u32 bits = NARROW << below(4), counts = 1 + (u32)below(COLUMNS);
     if (damaged && !below(8))
         counts += COLUMNS;
     struct counters counters = {words, bits == NARROW ? (u32)below(100) : bits * (u32)below(5), bits, counts};
     u64 size = rows * (bits == NARROW ? COLUMNS * sizeof(u32) : counts * sizeof(u64));
-    void *sums = malloc(size);
-    if (!sums)
+    void *sums = calloc(1, size), *same = calloc(1, size);
+    if (!sums || !same)
         abort();
+    int summed = join_sum(&of_pairs, &counters, record, same, rows);
+    bool both = !placed && !join_add(&counters, record, values, records, sums, rows);
+    right &= both == !summed && (!both || !memcmp(sums, same, size));
     memset(sums, 0, size);
+    if (placed)
+        for (u64 i = 0; i < records; i++)
+            values[i] = (s64)below(rows);
+    if (damaged)
+        damage(values, records);
     int added = join_add(&counters, record, values, records, sums, rows);
     bool is_known = bits == NARROW ? counts <= COLUMNS : bits == 16 || bits == 64;
     right &= damaged || !is_known || !added;
@@ -148,11 +163,11 @@ static bool one(void) {
             found += ((u32 *)sums)[i];
         right &= expected == found;
     }
-    refused += (pairs < 0) + !!placed + !!added;
-    done += (pairs >= 0) + !placed + !added;
+    refused += (pairs < 0) + !!placed + !!summed + !!added;
+    done += (pairs >= 0) + !placed + !summed + !added;
     for (u32 i = 0; i < words; i++)
         free((void *)record[i]);
-    void *columns[] = {lengths, numbers, values, number, first, table, seen, of_cell, pair_read, pair_cell, value, sums};
+    void *columns[] = {lengths, numbers, values, number, first, table, seen, of_cell, pair_read, pair_cell, value, sums, same};
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
         free(columns[i]);
     return right;

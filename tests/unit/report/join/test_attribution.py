@@ -15,7 +15,7 @@ from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.jobs import jobs_of
-from iaprof.report.join.joining import Task, join
+from iaprof.report.join.joining import Task, join, samples_ahead
 from iaprof.report.join.placements import Compilation, place_kernels
 from iaprof.report.join.shares import JoinedShares, to_whole_counts
 from unit.capturing import HEADER, capture, launch, record, stall
@@ -58,7 +58,8 @@ def joined(
     placed.jobs = jobs_of(reader, (each.pid for each in placed.placements))
     starts = starts or {}
     known = {i: np.array(starts[p.name], np.uint64) for i, p in enumerate(placed.placements) if p.name in starts}
-    result, *_ = join(reader, Task(placed, 0, rule=rule or Rule(), starts=known))
+    with samples_ahead(reader) as samples:
+        result, *_ = join(reader, Task(placed, 0, rule=rule or Rule(), starts=known), samples)
     found: Counter[tuple[int, int, str, str, int]] = Counter()
     for index, ip, counts in zip(result.site.tolist(), result.ip.tolist(), result.counts.tolist(), strict=True):
         site = placed.sites[index]
@@ -388,7 +389,6 @@ def test_inconsistent_stall_columns_are_refused(tmp_path: Path, row: dict[str, A
 )
 def test_invalid_streams_in_the_header_are_refused(tmp_path: Path, streams: Any) -> None:
     path = capture(tmp_path / "c", {**HEADER, "streams": streams}, stall=[stall(9, record(A, sbid=1))])
-    with pytest.raises(CaptureError, match="cannot be right"):
-        join(
-            CaptureReader(path), Task(place_kernels(pa.Table.from_pylist([], pa.schema(list(KINDS["launch"]))), []), 0)
-        )
+    placed = place_kernels(pa.Table.from_pylist([], pa.schema(list(KINDS["launch"]))), [])
+    with pytest.raises(CaptureError, match="cannot be right"), samples_ahead(CaptureReader(path)) as samples:
+        join(CaptureReader(path), Task(placed, 0), samples)

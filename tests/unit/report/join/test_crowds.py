@@ -11,7 +11,7 @@ import pytest
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.join.attribution import MOST_CANDIDATES, drawn
-from iaprof.report.join.joining import Task, join
+from iaprof.report.join.joining import Task, join, samples_ahead
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.shares import Joined
 from thorough import thorough
@@ -25,7 +25,8 @@ A = 0x1000_0000
 def joined(path: Path) -> tuple[Joined, Placed, int]:
     reader = CaptureReader(path)
     placed = place_kernels(reader.table("launch", LAUNCH_COLUMNS), [])
-    result, _, cut, *_ = join(reader, Task(placed, 0))
+    with samples_ahead(reader) as samples:
+        result, _, cut, *_ = join(reader, Task(placed, 0), samples)
     return result, placed, cut
 
 

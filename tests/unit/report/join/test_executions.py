@@ -18,7 +18,7 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.profile import empty_profile
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.executions import StackOf, count_launches, expand_executions, find_fillings, read_launches
-from iaprof.report.join.joining import Task, join
+from iaprof.report.join.joining import Task, join, samples_ahead
 from iaprof.report.join.placements import LAUNCH_COLUMNS, place_kernels
 from iaprof.report.join.selection import Selection
 from iaprof.report.profile import ReportOptions
@@ -325,7 +325,8 @@ def joined(path: Path, stack_of: StackOf = StackOf.APPEND) -> Counter[tuple[int,
     """Samples by stack, process's name and address."""
     reader = CaptureReader(path)
     placed = place_kernels(read_launches(reader, LAUNCH_COLUMNS, stack_of), [])
-    result, *_ = join(reader, Task(placed, 0))
+    with samples_ahead(reader) as samples:
+        result, *_ = join(reader, Task(placed, 0), samples)
     found: Counter[tuple[int, str, int]] = Counter()
     for index, ip, counts in zip(result.site.tolist(), result.ip.tolist(), result.counts.tolist(), strict=True):
         site = placed.sites[index]

@@ -11,7 +11,7 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.join.candidates import AMBIGUOUS, Rule
 from iaprof.report.join.jobs import Intervals, Jobs, jobs_of
-from iaprof.report.join.joining import JoinResult, Task, join
+from iaprof.report.join.joining import JoinResult, Task, join, samples_ahead
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from unit.capturing import HEADER, capture, launch, record, stall
 
@@ -36,7 +36,8 @@ def joined(path: Path, pids: list[int], jobs: list[dict[str, Any]], **header: An
     reader = CaptureReader(file)
     placed: Placed = place_kernels(reader.table("launch", LAUNCH_COLUMNS), [])
     placed.jobs = jobs_of(reader, (each.pid for each in placed.placements))
-    result = join(reader, Task(placed, 0, rule=Rule()))
+    with samples_ahead(reader) as samples:
+        result = join(reader, Task(placed, 0, rule=Rule()), samples)
     found: Counter[Any] = Counter()
     for index, counts in zip(result.joined.site.tolist(), result.joined.counts.tolist(), strict=True):
         site = placed.sites[index]

@@ -149,15 +149,16 @@ def test_row_groups_come_in_their_order_and_their_threads_end(tmp_path: Path, or
     before = threading.active_count()
     ends: list[int] = []
     most = before
-    for table in reader.tables("stall", ("time_ns",), ahead=True):
-        ends += table["time_ns"].to_pylist()
-        most = max(most, threading.active_count())
+    with reader.tables_ahead("stall", ("time_ns",)) as tables:
+        for table in tables:
+            ends += table["time_ns"].to_pylist()
+            most = max(most, threading.active_count())
     assert ends == sorted(ends)
     assert len(ends) == READS
     assert most - before == (2 if order == "ahead" else 0)
     # also if somebody reads no further
-    next(iter(tables := reader.tables("stall", ("time_ns",), ahead=True)))
-    tables.close()  # type: ignore[attr-defined]
+    with reader.tables_ahead("stall", ("time_ns",)) as tables:
+        next(tables)
     assert threading.active_count() == before
 
 
@@ -208,7 +209,8 @@ def test_without_room_for_threads_row_groups_are_read_one_by_one(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    ends = [table["time_ns"].to_pylist() for table in CaptureReader(path).tables("stall", ("time_ns",), ahead=True)]
+    with CaptureReader(path).tables_ahead("stall", ("time_ns",)) as tables:
+        ends = [table["time_ns"].to_pylist() for table in tables]
     assert len(ends) == GROUPS
     monkeypatch.undo()
     assert reported(path, ReportOptions()) == expected
@@ -227,14 +229,14 @@ os.sched_getaffinity = lambda pid: {{0, 1}}  # on one core no thread would read
 sys.argv = {words}
 import time
 from iaprof.cli.start import main
-from iaprof.formats.capture.reader import CaptureReader
-read_ahead = CaptureReader._read_ahead
-def slowly(self, *arguments):
-    for table in read_ahead(self, *arguments):
+from iaprof.formats.capture import reader
+read_ahead = reader._Ahead.__iter__
+def slowly(self):
+    for table in read_ahead(self):
         print("reading", flush=True)
         while True:
             time.sleep(0.01)  # not long: a signal that comes right before does not end it
-CaptureReader._read_ahead = slowly
+reader._Ahead.__iter__ = slowly
 main()
 """
     command = [sys.executable, "-c", script]

@@ -99,7 +99,28 @@ def test_pairs_and_values_are_those_of_loops(seed: int) -> None:
     values = ints([value[pair] for pair in pairs])
     expected = [(value[read, cell], place) for read, each in enumerate(of_reads) for cell, place in each]
     assert found.of_records(values).tolist() == [one + place for one, place in expected]
-    assert found.of_records(values, places=False).tolist() == [one for one, _ in expected]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("places", [True, False])
+def test_counts_are_added_to_the_rows_of_their_pairs(name: str, places: bool) -> None:
+    layout, rng = LAYOUTS[name], random.Random(11)
+    cells, lengths = 30, [0, 1, 130, 0, 260, RECORDS - 391, 0]
+    words, fields = words_of(layout), layout.fields
+    numbers = ints([rng.randrange(cells) << PLACE_BITS | rng.randrange(5) for _ in range(RECORDS)])
+    found = ReadCells(numbers, ints(lengths), cells)
+    first_rows = ints([rng.randrange(60) for _ in found.read])
+    # when the counts are added in one step, and in two
+    columns, type_ = sum_columns(fields)
+    rows, expected = np.zeros((64, columns), type_), np.zeros((64, columns), type_)
+    packed = layout.packed(words)
+    found.add(fields, packed, first_rows, rows, places)
+    add(fields, packed, found.of_records(first_rows) - (0 if places else numbers & 0xFFFFFFFF), expected)
+    # then
+    assert rows.tolist() == expected.tolist()
+    assert rows.any()
+    with pytest.raises(AssertionError, match=WRONG):
+        found.add(fields, packed, first_rows + 64 - int(first_rows.max()), rows, places)
 
 
 def ints(values: Sequence[int]) -> NDArray[np.int64]:
