@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _PART = 1 << 16  # rows
 _FEW = 1 << 10  # rows, which take less time to sort at once
 _DIGIT_BITS = 16  # which NumPy sorts without comparing
+_MANY, _SAMPLE = 1 << 17, 1 << 14  # rows
 
 
 def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -32,6 +33,8 @@ def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         used = np.zeros(high - low + 1, bool)
         used[above] = True
         return np.flatnonzero(used).astype(values.dtype) + lowest, (np.cumsum(used) - 1)[above]
+    if count >= _MANY and len(np.unique(values[:: count // _SAMPLE])) < _SAMPLE * 7 // 8:
+        return _hashed(values)
     # The values and their rows in one number each: sorting these is faster than finding an order.
     both = above << bits
     both |= np.arange(count)
@@ -45,6 +48,34 @@ def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     return both[new].astype(values.dtype) + lowest, number
 
 
+def _hashed(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Returns what `numbered` does, in a fifth of the time if there are few distinct values."""
+    import pyarrow as pa
+
+    encoded = pa.array(values).dictionary_encode()
+    distinct = encoded.dictionary.to_numpy()
+    order = np.argsort(distinct)
+    number = np.empty(len(distinct), np.int64)
+    number[order] = np.arange(len(distinct))
+    return distinct[order], number[encoded.indices.to_numpy()]
+
+
+def sums_of(values: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Adds up the counts, not below 0, of each value, not below 0: the distinct values, ascending, and their sums."""
+    bits = int(counts.max(initial=0)).bit_length()
+    if int(values.max(initial=0)).bit_length() + bits > 63:
+        distinct, number = numbered(values)
+        return distinct, sum_groups(counts, number)
+    both = values << bits
+    both |= counts
+    both.sort()  # each value's counts come after each other, which is faster than finding an order
+    counts = both & ((1 << bits) - 1)
+    both >>= bits
+    new = np.ones(len(both), bool)
+    np.not_equal(both[1:], both[:-1], out=new[1:])
+    return both[new], np.add.reduceat(counts, np.flatnonzero(new)) if len(both) else counts
+
+
 def order_by(*columns: NDArray[Any]) -> NDArray[np.intp]:
     """Returns the order that sorts rows by integer columns, the first one before the second: intp[n].
 
@@ -52,16 +83,20 @@ def order_by(*columns: NDArray[Any]) -> NDArray[np.intp]:
     """
     if len(columns[0]) < _FEW:
         return np.lexsort(columns[::-1])
-    order = np.arange(len(columns[0]))
+    order = None
     for column in columns[::-1]:
         low, high = int(column.min()), int(column.max())
-        above = (column.astype(np.uint64) - np.uint64(low % (1 << 64)))[order]  # negative ones wrap around, and back
+        above = column.astype(np.uint64) - np.uint64(low % (1 << 64))  # negative ones wrap around, and back
+        if order is not None:
+            above = above[order]
         if (above[1:] >= above[:-1]).all():
             continue
-        for shift in range(0, (high - low).bit_length(), _DIGIT_BITS):
+        for shift in range(0, bits := (high - low).bit_length(), _DIGIT_BITS):
             by_digit = np.argsort((above >> np.uint64(shift)).astype(np.uint16), kind="stable")
-            above, order = above[by_digit], order[by_digit]
-    return order
+            order = by_digit if order is None else order[by_digit]
+            if shift + _DIGIT_BITS < bits:
+                above = above[by_digit]
+    return np.arange(len(columns[0])) if order is None else order
 
 
 def groups(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:

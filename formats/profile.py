@@ -152,6 +152,14 @@ class Profile:
         found[:, [reasons.index(reason) for reason in self.reasons]] = self.counts
         return found
 
+    def entries(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The counts that are not 0: the row, the index of the reason, and the samples of each: int64[k]."""
+        import numpy as np
+
+        some = self.counts != 0
+        row, reason = np.divmod(np.flatnonzero(some), self.counts.shape[1])  # in a third of np.nonzero's time
+        return row, reason, self.counts[some].astype(np.int64)
+
     def stack_ends(self) -> dict[str, Any]:
         """The completeness of stacks and of their Python frames, for JSON: of the samples, and of all recorded ones."""
         found: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -65,7 +66,12 @@ def build_export(
         whole = replace(whole, interval_s=0.0, by_time_s=options.interval_s)
     report = build_parts(capture, loader, whole, symbol_options, progress)
     cpu = cpu_samples(capture, options, symbol_options) if Needs.CPU in needs else None
-    listings = hot_listings(report, sources) if Needs.LISTINGS in needs else ()
+    with ThreadPoolExecutor(1) as thread:
+        listing = thread.submit(hot_listings, report, sources) if Needs.LISTINGS in needs else None
+        launches = None
+        if Needs.LAUNCHES in needs:
+            launches = launch_runs(capture, options, report.profile, symbol_options=symbol_options)
+        listings = () if listing is None else listing.result()
     export = Export(
         report.profile,
         about(capture, report.facts, sources, options.selection),
@@ -73,9 +79,7 @@ def build_export(
         report.by_time,
         cpu,
         series=series(capture, options) if Needs.SERIES in needs else (),
-        launches=launch_runs(capture, options, report.profile, symbol_options=symbol_options)
-        if Needs.LAUNCHES in needs
-        else None,
+        launches=launches,
         waits=wait_runs(capture, options) if Needs.LAUNCHES in needs else None,
         executions=report.executions,
         operators=operator_slices(capture, options) if Needs.LAUNCHES in needs else None,

@@ -14,6 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.clean import clean
-from iaprof.formats.distinct import numbered
+from iaprof.formats.distinct import numbered, sums_of
 from iaprof.formats.estimates import divided_text, explanation
 from iaprof.formats.export import Export
 from iaprof.formats.guesses import NOTE, SUFFIX, is_guess
@@ -86,9 +87,10 @@ def payload(
     """
     # Kernel listings show offsets; as frames they would be the most numerous and the least useful.
     upright = replace(without_offsets(options), inverted=False)
-    to_pack = [_TreeToPack("stalls", _stalls(export.profile, upright, key))]
-    if export.by_time is not None:
-        to_pack[0] = replace(to_pack[0], by_time=_stalls(export.by_time, upright, key))
+    with ThreadPoolExecutor(1) as thread:  # NumPy holds no lock of Python's while it works on large arrays
+        by_time = None if export.by_time is None else thread.submit(_stalls, export.by_time, upright, key)
+        stalls = _stalls(export.profile, upright, key)
+        to_pack = [_TreeToPack("stalls", stalls, None if by_time is None else by_time.result())]
     if export.cpu is not None and len(export.cpu.count):
         tree = cpu_tree(export.cpu, upright, key)
         to_pack.append(_TreeToPack("cpu", _KernelTree(tree, np.zeros(len(tree.node), np.int64), ("",))))
@@ -168,7 +170,7 @@ class _Samples:
 
 def _stalls(profile: Profile, options: StackOptions, key: Callable[[Frame], Hashable]) -> _KernelTree:
     tree = stall_tree(profile, options, key)
-    row, _ = np.nonzero(profile.counts)  # the rows of the tree
+    row, *_ = profile.entries()  # the rows of the tree
     names, number = kernels_of_rows(profile)
     return _KernelTree(tree, number[row], names)
 
@@ -243,8 +245,7 @@ def _samples(tree: Tree, kernel: _Ints, step: int) -> _Samples:
     if not step:
         none = np.empty(0, np.int64)
         return _Samples(node, reason_of, kernel_of, total, none, none, none)
-    moments, moment = numbered(tree.interval // step * max(len(leaves), 1) + leaf)
-    count = np.bincount(moment, tree.count, len(moments)).astype(np.int64)
+    moments, count = sums_of(tree.interval // step * max(len(leaves), 1) + leaf, tree.count)
     interval, leaf_of = np.divmod(moments, max(len(leaves), 1))
     return _Samples(node, reason_of, kernel_of, total, interval, leaf_of, count)
 
@@ -274,24 +275,30 @@ class _Packing:
         for each, whole, by_time in zip(to_pack, wholes, found, strict=True):
             assert by_time is not None
             self._note_merged("", each.stacks.tree, whole)
-            timed, (ranges, samples) = each.by_time or each.stacks, by_time
+            timed, (ranges, samples, divided) = each.by_time or each.stacks, by_time
             if ranges is whole:
-                self._pack(each.name, whole, samples, timed.kernels)
+                self._pack(each.name, whole, samples, divided, timed.kernels)
                 continue
-            self._pack(each.name, whole, _samples(whole, each.stacks.kernel, 0), each.stacks.kernels)
+            of_whole = _samples(whole, each.stacks.kernel, 0)
+            self._pack(each.name, whole, of_whole, divided_nodes(whole), each.stacks.kernels)
             self._note_merged("In a selected range: ", timed.tree, ranges)
-            self._pack(f"{each.name}Ranges", ranges, samples, timed.kernels)
+            self._pack(f"{each.name}Ranges", ranges, samples, divided, timed.kernels)
 
-    def _by_time(self, to_pack: _TreeToPack, whole: Tree) -> tuple[Tree, _Samples] | None:
-        """A tree and its samples by time, with fewer nodes if necessary; None if intervals must get longer first."""
+    def _by_time(self, to_pack: _TreeToPack, whole: Tree) -> tuple[Tree, _Samples, _Ints] | None:
+        """A tree, with fewer nodes if necessary, its samples by time, and which of each node's are divided.
+
+        None if intervals must get longer first.
+        """
         timed = to_pack.by_time or to_pack.stacks
         for divisor in _DIVISORS:
             as_it_is = divisor == 1 and not to_pack.by_time
             tree = whole if as_it_is else _pruned(timed.tree, self._most_nodes // divisor, self._least)
-            samples = _samples(tree, timed.kernel, self.step if self.intervals else 0)
+            with ThreadPoolExecutor(1) as thread:
+                divided = thread.submit(divided_nodes, tree)
+                samples = _samples(tree, timed.kernel, self.step if self.intervals else 0)
             if len(samples.count) <= self._most_entries:
-                return tree, samples
-        return None if self.step < self.intervals else (tree, samples)
+                return tree, samples, divided.result()
+        return None if self.step < self.intervals else (tree, samples, divided.result())
 
     def _note_merged(self, where: str, tree: Tree, pruned: Tree) -> None:
         """Adds a note about frames that were merged."""
@@ -308,7 +315,7 @@ class _Packing:
             f"with {share:.1f} % of the samples."
         )
 
-    def _pack(self, name: str, tree: Tree, samples: _Samples, kernels: Sequence[str]) -> None:
+    def _pack(self, name: str, tree: Tree, samples: _Samples, divided: _Ints, kernels: Sequence[str]) -> None:
         used, frame = numbered(tree.frame[1:])
         frames = [tree.frames[index] for index in used.tolist()]
         columns = {
@@ -320,7 +327,6 @@ class _Packing:
             "leafCount": samples.total,
         }
         self.has_guesses |= any(is_guess(frame.text) for frame in frames)
-        divided = divided_nodes(tree)
         if divided.any():  # the part of each node's samples, in 255ths
             columns["divided"] = np.ceil(255 * divided / np.maximum(tree.total(), 1)).astype(np.int64)
         if self.intervals:

@@ -88,10 +88,8 @@ def stall_tree(profile: Profile, options: StackOptions, key: Callable[[Frame], H
         options: the stack options; applying `percent_limit` is up to the writer.
         key: frames with equal keys are merged.
     """
-    row, reason = np.nonzero(profile.counts)
-    reason = reason.astype(np.int64)
+    row, reason, counts = profile.entries()
     columns = [each for each in stack_columns(profile, options, row, reason) if not is_separator(each[0])]
-    counts = profile.counts[row, reason].astype(np.int64)
     rest = (profile.launch[row], profile.device[row], profile.interval[row], reason, counts)
     tree = _tree(columns, options.inverted, key, profile.launches, profile.devices, rest)
     if profile.divided is None:

@@ -83,13 +83,12 @@ def folded_lines(
 
     Counts are int64[lines], or, by interval, int64[lines, intervals].
     """
-    row, reason = np.nonzero(profile.counts)
-    counts = profile.counts[row, reason].astype(np.int64)
+    row, reason, counts = profile.entries()
     if by_interval:
         counts = counts[:, np.newaxis] * (profile.interval[row, np.newaxis] == np.arange(len(profile.intervals)))
     columns = [
         ([f"{CPU_GPU_SEPARATOR};"], number) if is_separator(lists) else _column(lists, number, options)
-        for lists, number in stack_columns(profile, options, row, reason.astype(np.int64))
+        for lists, number in stack_columns(profile, options, row, reason)
     ]
     return _added_up(_never_empty(columns[::-1] if options.inverted else columns), counts)
 

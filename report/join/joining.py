@@ -113,8 +113,10 @@ def join(
 
 
 def _whole(shares: JoinedShares, numbers: NDArray[np.int64]) -> Joined:
-    """Rounds shares, whose sites get new numbers: int64[sites]."""
-    return to_whole_counts(merge_shares([replace(shares, site=numbers[shares.site])]))
+    """Rounds merged shares, whose sites get new numbers: int64[sites]."""
+    if not np.array_equal(numbers, np.arange(len(numbers))):
+        shares = merge_shares([replace(shares, site=numbers[shares.site])])
+    return to_whole_counts(shares)
 
 
 def _sorted_sites(placed: Placed, known: int) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import order_by
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.report.gpu.module import GpuKernel, GpuModule
@@ -183,7 +184,9 @@ def _place_launches(
     scope: Sequence[int] | None,
     by_thread: bool,
 ) -> set[tuple[int, int]]:
-    order = np.argsort(launches["time_ns"].to_numpy(), kind="stable")
+    times = launches["time_ns"].to_numpy()
+    # Mostly they are in order already.
+    order = slice(None) if (times[1:] >= times[:-1]).all() else np.argsort(times, kind="stable")
     columns = ("time_ns", "pid", "tid", "stack", "size")
     times, pids, tids, stacks, sizes = (launches[name].to_numpy()[order] for name in columns)
     addresses = launches["address"].to_numpy()[order] & np.uint64(ADDRESS_MASK)
@@ -197,7 +200,7 @@ def _place_launches(
     # Distinct kernels, then versions of each, then sites of each version; all in the order of their first launches.
     kernels, kernel_of = _distinct(pids, addresses)
     keys = list(zip(pids[kernels].tolist(), addresses[kernels].tolist(), strict=True))
-    by_kernel = np.argsort(kernel_of, kind="stable")
+    by_kernel = order_by(kernel_of)
     starts = np.searchsorted(kernel_of[by_kernel], np.arange(len(kernels) + 1))
     version = np.full(len(times), -1)
     for index, key in enumerate(keys):
@@ -247,11 +250,15 @@ def _distinct_texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int6
 
 def _distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Groups equal rows: returns the first row of each group, in order of first appearance, and each row's group."""
-    group = np.zeros(len(columns[0]), np.int64)
+    group, groups = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         values = pa.array(column).dictionary_encode()
-        both = pa.array(group * len(values.dictionary) + values.indices.to_numpy()).dictionary_encode()
-        group = both.indices.to_numpy().astype(np.int64)
-    # Arrow numbers dictionary values in order of first appearance: a group begins where the running maximum grows.
-    firsts = np.flatnonzero(np.diff(np.maximum.accumulate(group), prepend=-1))
+        if len(values.dictionary) <= 1:
+            continue
+        if groups > 1:
+            values = pa.array(group * len(values.dictionary) + values.indices.to_numpy()).dictionary_encode()
+        group, groups = values.indices.to_numpy().astype(np.int64), len(values.dictionary)
+    # Arrow numbers dictionary values in order of first appearance.
+    firsts = np.empty(groups if len(group) else 0, np.int64)
+    firsts[group[::-1]] = np.arange(len(group))[::-1]  # the last that is written is the first row
     return firsts, group

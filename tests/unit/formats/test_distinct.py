@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from iaprof.formats.distinct import numbered, order_by
+from iaprof.formats.distinct import numbered, order_by, sums_of
 
 TYPES: tuple[type[np.integer[Any]], ...] = (np.int32, np.uint32, np.int64, np.uint64)
 
@@ -32,12 +32,40 @@ def test_values_and_numbers_are_those_of_plain_loops(values: np.ndarray[Any, np.
     assert number.dtype == np.int64
 
 
+@pytest.mark.parametrize("count", [100_000, 200_000])
 @pytest.mark.parametrize("distance", [1, 1000, 1 << 42, 1 << 60])
-def test_many_rows(distance: int) -> None:
-    rows = np.random.default_rng(1).integers(0, 8, 100_000)
+def test_many_rows(distance: int, count: int) -> None:
+    rows = np.random.default_rng(1).integers(0, 8, count)
     distinct, number = numbered(rows * distance - 5)
     assert distinct.tolist() == [each * distance - 5 for each in range(8)]
     assert np.array_equal(number, rows)
+
+
+@pytest.mark.parametrize("of_type", TYPES)
+def test_of_many_rows_with_few_values_first_and_with_many_then(of_type: type[np.integer[Any]]) -> None:
+    rng = np.random.default_rng(2)
+    for values in (rng.integers(0, 1 << 31, 300_000), rng.choice(rng.integers(0, 1 << 31, 900), 300_000)):
+        distinct, number = numbered(values.astype(of_type))
+        expected, of_rows = np.unique(values, return_inverse=True)
+        assert distinct.tolist() == expected.tolist()
+        assert number.tolist() == of_rows.tolist()
+        assert distinct.dtype == of_type
+        assert number.dtype == np.int64
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=50),
+    st.sampled_from([0, 3, 50, 60]),
+    st.sampled_from([0, 3, 30]),
+)
+def test_the_sums_are_those_of_plain_loops(rows: list[tuple[int, int]], distance: int, of_counts: int) -> None:
+    sums: dict[int, int] = {}
+    values, counts = [value << distance for value, _ in rows], [count << of_counts for _, count in rows]
+    for value, count in zip(values, counts, strict=True):
+        sums[value] = sums.get(value, 0) + count
+    distinct, found = sums_of(np.array(values, np.int64), np.array(counts, np.int64))
+    assert dict(zip(distinct.tolist(), found.tolist(), strict=True)) == sums
+    assert distinct.tolist() == sorted(sums)
 
 
 @pytest.mark.parametrize("count", [0, 1, 500, 5_000])
