@@ -10,10 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.export import CpuSamples, Export
+from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.profile import Launch
 from iaprof.formats.writers.writer import Needs
-from iaprof.report.about import about
 from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.facts import Report
 from iaprof.report.gpu.module import GpuModuleLoader
@@ -74,7 +73,7 @@ def build_export(
         listings = () if listing is None else listing.result()
     export = Export(
         report.profile,
-        about(capture, report.facts, sources, options.selection),
+        _about(capture, report, sources, options) if Needs.ABOUT in needs else About(),
         options.interval_s,
         report.by_time,
         cpu,
@@ -86,6 +85,12 @@ def build_export(
         listings=listings,
     )
     return export, report
+
+
+def _about(capture: CaptureReader, report: Report, sources: SourceFiles, options: ReportOptions) -> About:
+    from iaprof.report.about import about  # here, as folded stacks have nothing of it
+
+    return about(capture, report.facts, sources, options.selection)
 
 
 def cpu_samples(capture: CaptureReader, options: ReportOptions, symbol_options: SymbolOptions) -> CpuSamples:

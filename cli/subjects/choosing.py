@@ -10,7 +10,7 @@ from iaprof.cli.options.captures import FleetOptions, existing, is_several
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.subjects.stalls import Stalls
 from iaprof.cli.subjects.subject import Recorded
-from iaprof.cli.subjects.time_lines import TimeLines, first_holds_time_lines, holds_time_lines
+from iaprof.cli.subjects.time_lines import TimeLines, first_holds_time_lines
 from iaprof.cli.terminal.ranking_tables import ENERGY
 from iaprof.cli.timelines.options import DeviceOptions
 
@@ -32,9 +32,13 @@ def subject_of(
     """
     if is_several(captures):
         return _several(verb, captures, choice, fleet)
-    if holds_time_lines(existing(Path(captures[0]))):
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.timelines.presence import shows_time_lines
+
+    reader = CaptureReader(existing(Path(captures[0])))
+    if shows_time_lines(reader):
         return TimeLines(verb, captures, device)
-    return Stalls(verb, Path(captures[0]), choice)
+    return Stalls(verb, Path(captures[0]), choice, reader)
 
 
 def subject_of_table(

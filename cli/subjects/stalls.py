@@ -62,11 +62,13 @@ class Stalls(Recorded):
     Attributes:
         capture: the file.
         choice: the selection of stalls, and where to look for symbols.
+        reader: the file, if it is open.
     """
 
     of: ClassVar = Of.STALLS
     capture: Path
     choice: SelectionOptions
+    reader: CaptureReader | None = None
 
     def _refusal(self, option: str, of: Of) -> str:
         if Of.TIME_LINES in of:
@@ -114,7 +116,7 @@ class Stalls(Recorded):
         """See Recorded."""
         writer, options = WRITERS[format_.name], shape.stack_options()
         with (
-            _open_export(self.capture, self.choice, writer, shape) as (export, built),
+            _open_export(self.capture, self.reader, self.choice, writer, shape) as (export, built),
             destination.opened(writer.binary) as out,
         ):
             writer.write(export, options, out)
@@ -252,7 +254,7 @@ def _begin(modules: GpuModuleLoader, reader: CaptureReader) -> None:
 
 @contextlib.contextmanager
 def _open_export(
-    capture: Path, choice: SelectionOptions, writer: Writer, shape: StackShape
+    capture: Path, opened: CaptureReader | None, choice: SelectionOptions, writer: Writer, shape: StackShape
 ) -> Iterator[tuple[Export, Report | None]]:
     """A writer's input, and the report it comes from, or None if only CPU samples or waits are exported.
 
@@ -268,7 +270,7 @@ def _open_export(
 
     folders = SourceFiles(shape.source_dirs or ())
     return_large_blocks_when_freed()
-    reader = CaptureReader(capture)
+    reader = opened or CaptureReader(capture)
     with GpuModuleLoader() as modules:
         if shape.waits or (shape.cpu_samples and Needs.CPU not in writer.needs):
             yield _export_of_samples(reader, choice, writer, shape), None

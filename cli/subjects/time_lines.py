@@ -33,18 +33,6 @@ BY = ("kernel", "category")
 _ALL_ROWS = 0
 
 
-def holds_time_lines(path: Path) -> bool:
-    """Whether a report of a capture shows time lines, not stalls.
-
-    Raises:
-        CaptureError: the file is not a capture, or is damaged.
-    """
-    from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.timelines.presence import shows_time_lines
-
-    return shows_time_lines(CaptureReader(path))
-
-
 def first_holds_time_lines(words: Sequence[str]) -> bool:
     """Whether the first of several captures that can be read holds time lines.
 

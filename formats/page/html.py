@@ -47,7 +47,7 @@ class HtmlPage(Writer):
 
     readable = False  # its payload is base64
     interval_s = 0.02  # like FlameScope: fifty rows per second
-    needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES | Needs.LISTINGS
+    needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES | Needs.LISTINGS | Needs.ABOUT
 
     def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the page."""

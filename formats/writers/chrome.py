@@ -39,7 +39,7 @@ class Chrome(Writer):
     """The format of chrome://tracing, which Perfetto and others read, too."""
 
     interval_s = 0.1
-    needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES
+    needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES | Needs.ABOUT
     binary = True
     has_stacks = False
 

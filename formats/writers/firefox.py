@@ -209,7 +209,7 @@ def _counter(series: Series, pid: str, weight: int) -> dict[str, Any]:
 class Firefox(Writer):
     """Stalls and CPU samples over time, as tracks of each process."""
 
-    needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES
+    needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES | Needs.ABOUT
     interval_s = 0.05  # shorter intervals enlarge the file, and a screen shows some hundred
 
     def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:

@@ -28,7 +28,7 @@ from iaprof.formats.export import About, Export
 from iaprof.formats.profile import CodeKind, Profile, StackOptions
 from iaprof.formats.stacks.flame_layout import DARK, DEEPEST, LIGHT, Box, FlameLayout, frame_key, ink, lay_out
 from iaprof.formats.stacks.trees import cpu_tree, stall_tree
-from iaprof.formats.writers.writer import Writer
+from iaprof.formats.writers.writer import Needs, Writer
 
 _WIDTH = 1000
 _PAD = 10
@@ -63,6 +63,8 @@ class Colours(Protocol):
 
 class FlameSvg(Writer):
     """An interactive flame graph like flamegraph.pl's, with the root at the top."""
+
+    needs = Needs.ABOUT
 
     def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the picture; frames that are too small are merged per parent, and the head line counts them."""

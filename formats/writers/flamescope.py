@@ -38,7 +38,7 @@ _Ints = NDArray[np.int64]
 class Flamescope(Writer):
     """Events over time: one per stall, or fewer if the file would become too large."""
 
-    needs = Needs.TIME
+    needs = Needs.TIME | Needs.ABOUT
     interval_s = 0.02  # a cell of FlameScope's heat map, which has 50 per second
 
     def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:

@@ -21,7 +21,7 @@ from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.writers.pprof import GPU, LATEST_S, LabelledStacks, innermost_first, labelled_stacks
-from iaprof.formats.writers.writer import Writer
+from iaprof.formats.writers.writer import Needs, Writer
 
 if TYPE_CHECKING:
     from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
@@ -35,6 +35,7 @@ _Ints = NDArray[np.int64]
 class Otlp(Writer):
     """OpenTelemetry's profiles."""
 
+    needs = Needs.ABOUT
     binary = True
     readable = False
 

@@ -43,7 +43,7 @@ class Perfetto(Writer):
     """The format of ui.perfetto.dev."""
 
     interval_s = 0.1
-    needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES
+    needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES | Needs.ABOUT
     binary = True
     readable = False
     has_stacks = False

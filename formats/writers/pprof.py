@@ -24,7 +24,7 @@ from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, StackOption
 from iaprof.formats.stacks.frame_lists import interval_frames
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.trees import Tree, ancestor_paths, viewer_tree, without_components
-from iaprof.formats.writers.writer import Writer
+from iaprof.formats.writers.writer import Needs, Writer
 
 _PACKAGE = "perftools.profiles"
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -141,6 +141,7 @@ def labelled_stacks(source: Profile | CpuSamples, options: StackOptions) -> Labe
 class Pprof(Writer):
     """The format of `pprof`, and of services that collect profiles."""
 
+    needs = Needs.ABOUT
     binary = True
     readable = False
 

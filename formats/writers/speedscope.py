@@ -33,7 +33,7 @@ _Frames = dict[tuple[str, str], dict[str, Any]]
 class Speedscope(Writer):
     """The format of the viewer at speedscope.app, which also runs without a network."""
 
-    needs = Needs.CPU
+    needs = Needs.CPU | Needs.ABOUT
 
     def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes a profile of the stalls and one of the CPU samples, or only the latter."""

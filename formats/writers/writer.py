@@ -18,6 +18,7 @@ class Needs(Flag):
     SERIES = auto()  # metrics
     LAUNCHES = auto()
     LISTINGS = auto()  # annotated kernels
+    ABOUT = auto()  # what the capture says of itself
 
 
 class Writer(Protocol):
