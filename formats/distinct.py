@@ -111,19 +111,25 @@ def groups(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.intp]]
         return key, np.zeros(0, np.intp)
     for column in columns:
         low, high = int(column.min()), int(column.max())
+        if low == high:
+            continue
         if high - low < 4 * count:  # no need to sort
-            code, codes = column.astype(np.int64) - column.min().astype(np.int64), high - low + 1
+            wide = column if column.dtype.itemsize == 8 else column.astype(np.int64)
+            code = (wide - wide.min() if low else wide).astype(np.int64, copy=False)
+            codes = high - low + 1
         else:
             distinct, code = numbered(column)
             codes = len(distinct)
-        key, size = key * codes + code, size * codes
+        key, size = (key * codes + code, size * codes) if size > 1 else (code, codes)
         if size > 4 * count:
             distinct, key = numbered(key)
             size = len(distinct)
     first = np.full(size, count, np.intp)
     first[key[::-1]] = np.arange(count - 1, -1, -1)  # the last that is written is the first row
     used = first < count
-    return (np.cumsum(used) - 1)[key], first[used]
+    if not used.all():
+        return (np.cumsum(used) - 1)[key], first[used]
+    return key.copy() if any(key is column for column in columns) else key, first
 
 
 def distinct_values(values: NDArray[Any]) -> NDArray[Any]:

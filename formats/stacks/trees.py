@@ -133,7 +133,8 @@ def _tree(
     parents, frame_of = [np.array([-1], np.int32)], [np.array([-1], np.int32)]
     nodes = 1
     # Most rows of intervals have the stack of others: each stack is walked once.
-    first, stack_of = distinct_rows(np.zeros(len(rest[0]), np.int64), *(number for _, number in columns))
+    numbers_of = [number for _, number in columns] or [np.zeros(len(rest[0]), np.int64)]
+    first, stack_of = distinct_rows(*numbers_of)
     node = np.zeros(len(first), np.int64)
     for upright, number in reversed(columns) if inverted else columns:
         lists = upright.reversed() if inverted else upright

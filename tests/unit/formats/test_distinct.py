@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from iaprof.formats.distinct import numbered, order_by, sums_of
+from iaprof.formats.distinct import groups, numbered, order_by, sums_of
 
 TYPES: tuple[type[np.integer[Any]], ...] = (np.int32, np.uint32, np.int64, np.uint64)
 
@@ -51,6 +51,27 @@ def test_of_many_rows_with_few_values_first_and_with_many_then(of_type: type[np.
         assert number.tolist() == of_rows.tolist()
         assert distinct.dtype == of_type
         assert number.dtype == np.int64
+
+
+@given(st.data(), st.integers(0, 40))
+def test_the_groups_are_those_of_plain_loops(data: st.DataObject, count: int) -> None:
+    several: list[np.ndarray[Any, np.dtype[Any]]] = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        of_type = data.draw(st.sampled_from((*TYPES, np.int8)))
+        low, high = int(np.iinfo(of_type).min), int(np.iinfo(of_type).max)
+        few = data.draw(st.lists(st.integers(low, high), min_size=1, max_size=3))
+        first = data.draw(st.integers(low, high))
+        near = st.integers(first, min(first + 150, high))
+        values = data.draw(st.lists(st.one_of(st.sampled_from(few), near), min_size=count, max_size=count))
+        several.append(np.array(values, of_type))
+    before = [column.copy() for column in several]
+    rows = list(zip(*(column.tolist() for column in several), strict=True))
+    expected = sorted(set(rows))
+    number, first_rows = groups(*several)
+    assert number.tolist() == [expected.index(row) for row in rows]
+    assert first_rows.tolist() == [rows.index(row) for row in expected]
+    number += 1  # which is not one of the columns
+    assert all(np.array_equal(column, same) for column, same in zip(several, before, strict=True))
 
 
 @given(
