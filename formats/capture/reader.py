@@ -61,9 +61,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _READERS = 2  # threads that read ahead
-_AT_FIRST = (
-    4  # row groups that are read before one is asked for; then as many as threads, so that caches still have them
-)
+_AT_FIRST = 4  # row groups that are read before one is asked for
+_LATER = 1  # while one is used: the CPU's caches still have what was just read
 _TEXTS = ["kind", *(name for name, field in FIELDS.items() if field.is_text)]  # read as dictionaries
 
 
@@ -103,7 +102,7 @@ class _Ahead:
         """Yields the row groups."""
         for reader in self._readers:
             table = self._reading.popleft().result() if self._reading else reader()
-            self._begin(_READERS - len(self._reading))
+            self._begin(_LATER - len(self._reading))
             yield table
             del table  # before the next one is waited for
 
