@@ -18,7 +18,7 @@ _BUCKET_BYTES, _SLOTS = 64, 4
 _INITIAL_BITS, _GROWTH_BITS = 10, 2  # binary logarithms: number of buckets used at first, and factor of growth
 _MOST_EVICTED = 8  # rules, until the table grows
 _SPACE_BITS, _MOST_SPACES = 48, (1 << 15) - 1  # where a key has the number of its space, and the largest one
-_MULTIPLIER, _MASK_64 = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_MULTIPLIER, _END_MULTIPLIER, _MASK_64 = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, (1 << 64) - 1
 
 
 class MappingState(NamedTuple):
@@ -167,6 +167,17 @@ class Spaces:
         """Has BPF walk stacks of a missed path again, because the missing rules have been written."""
         with contextlib.suppress(OSError):
             delete_element(self._missed_paths, struct.pack("<Q", path))
+
+    def copy_again(self, ip: int, depth: int, tid: int) -> None:
+        """Has BPF send copies again of a thread's walks that end there: those that were sent have all been answered.
+
+        Args:
+            ip: the address for which a rule was missing.
+            depth: the walk's.
+            tid: the thread.
+        """
+        key = (ip ^ depth << ADDRESS_BITS ^ ~tid) * _END_MULTIPLIER & _MASK_64  # end_key in bpf/c/launches.c
+        self.walk_again(key ^ key >> 32)
 
     def keep_stack(self, path: int, stack: int, until_ns: int) -> None:
         """Has BPF use the copied stack for a missed path until then, because no rule can lead further."""

@@ -370,11 +370,12 @@ class Learner:
                 if self._has_failed(pid, account):
                     raise ImageGone
                 records += self._finish(pid, state, group)
-            except ImageGone:
+            except IaprofError as error:
+                if not isinstance(error, ImageGone):
+                    self._add_failures(pid, account)
                 self._give_back(*group)
-            except IaprofError:
-                self._add_failures(pid, account)
-                self._give_back(*group)
+                if not self._has_failed(pid, account):
+                    self._copy_again(*group)
         for stack in stacks:
             self._forget_question(stack)
         key = stacks[0].copies_key
@@ -406,6 +407,11 @@ class Learner:
     def _add_failures(self, pid: int, account: str, times: int = 1) -> None:
         self._failures[pid] += times
         self._user_failures[account] += times
+
+    def _copy_again(self, *stacks: UnfinishedStack) -> None:
+        """Has BPF copy other stacks that end where these do, though it may have sent the most copies of those."""
+        for head in (stack.head for stack in stacks):
+            self._spaces.copy_again(head.ip, head.depth, head.tid)
 
     def _give_back(self, *stacks: UnfinishedStack) -> None:
         """Leaves stacks to the recording's end: on a busy machine, a sound child may have been too slow."""
@@ -609,6 +615,7 @@ class Learner:
         )
         if leads:
             self._spaces.walk_again(path)
+            self._copy_again(stack)  # if the rule is replaced by another one later
         else:
             self._spaces.keep_stack(path, stack.head.id, time.monotonic_ns() + PRESUMED_NS)
 

@@ -87,6 +87,7 @@ class Spaces:
         self.calls: list[tuple[str, int]] = []
         self.now = 1  # what `unloads` of a state is now
         self.done: dict[int, int] = {}
+        self.copied_again: list[tuple[int, int, int]] = []
 
     def unloads(self, pid: int) -> int:
         return self.now
@@ -99,6 +100,9 @@ class Spaces:
 
     def walk_again(self, path: int) -> None:
         self.calls.append(("walk_again", path))
+
+    def copy_again(self, ip: int, depth: int, tid: int) -> None:
+        self.copied_again.append((ip, depth, tid))
 
     def keep_stack(self, path: int, number: int, until: int) -> None:
         self.calls.append(("keep_stack", path))
@@ -446,6 +450,7 @@ def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tested:
     numbers = range(MOST_FAILURES_OF_A_USER + 3)
     assert tested.finish(*(copied(number, 100 + number) for number in numbers)) == [*numbers]
     assert len(tested.finishing.asked) == MOST_FAILURES_OF_A_USER
+    assert len(tested.spaces.copied_again) == MOST_FAILURES_OF_A_USER - 1
     # when
     tested.finishing.answer = WHOLE
     # then
@@ -456,6 +461,8 @@ def test_a_process_that_has_changed_is_no_failure(tested: LearnerUnderTest) -> N
     tested.finishing.answer = ImageGone("it is gone")
     found = tested.finish(*(copied(number, 100) for number in range(MOST_FAILURES + 3)))
     assert found == list(range(MOST_FAILURES + 3))
+    # and each stack's end may be copied again, as it is now
+    assert len(tested.spaces.copied_again) == len(found)
 
 
 def test_a_copy_of_which_the_end_is_missing_is_finished_when_no_more_comes(
