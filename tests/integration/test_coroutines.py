@@ -23,8 +23,8 @@ ALL = ROUNDS * (COROUTINES + 1)
 BY_HAND = COROUTINES  # the last one
 OUTSIDE = "outside"
 
-# Greenlets call probe_me at three depths; main switches to them at other depths, also from C. CPython specialises a call
-# that it has made before: then another part of its evaluation loop makes it. So this one is made often before.
+# Greenlets call probe_me at three depths; main switches to them at other depths, also from C. CPython specialises a
+# call that it has made before: then another part of its evaluation loop makes it. So this one is made often before.
 GREENLETS = """\
 import ctypes, sys
 from greenlet import getcurrent, greenlet
