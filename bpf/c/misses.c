@@ -10,6 +10,7 @@
 #define SAMPLES_TOGETHER 16 /* copies of CPU samples' stacks of a process for which user space is woken; it also polls */
 #define SCANNED (4 * WINDOW) /* bytes of a signal handler's stack that are searched for the saved registers */
 #define MISSED_PATH_WINDOWS 5 /* of the stack above the end of a walk: these distinguish paths */
+#define LARGEST_STACK (64ULL << 20) /* bytes of a thread's stack; above it, the thread may have a stack of a coroutine's */
 #define LEAST_CODE 21    /* binary logarithm of the lowest address of code: 2 or 4 MiB in executables with fixed addresses */
 
 /* By missed_path_key(): paths of which a copy was sent. By end_key(): the number of copies of all paths that end alike. */
@@ -148,16 +149,19 @@ static __always_inline u64 interrupted_stack(struct scratch *scratch) {
     return found;
 }
 
-/* Returns how many pages from an address on, at most `pages`, may be of a stack. glibc and musl have a thread's control block
- * above its stack, except the first thread's; it begins with its own address. Memory above it is not the thread's. */
-static __always_inline u64 pages_of_stack(u64 from, u64 pages) {
-    u64 block = thread_pointer(), above = ((block & -(u64)PAGE) - from) / PAGE, first;
-    if (hidden(above) >= pages || read_user(&first, 8, (void *)block) || first != block)
-        return pages;
-    return above + 1;
+/* Returns how many pages there are from one of a stack up to that of the thread's control block; ~0 if that is not above it, or
+ * too far. glibc and musl have it there, except the first thread's; it begins with its own address. Memory above is not the
+ * thread's. */
+static __always_inline u64 pages_of_stack(u64 from) {
+    u64 block = thread_pointer(), pages = ((block & -(u64)PAGE) - from) / PAGE, first;
+    if (hidden(pages) >= LARGEST_STACK / PAGE || read_user(&first, 8, (void *)block) || first != block)
+        return ~0ULL;
+    return pages + 1;
 }
 
-/* Sends a copy of the stack, and of one that a signal interrupted. Returns 0 unless the ring buffer is full. */
+/* Sends a copy of the stack, and of one that a signal interrupted. Where it does not reach up to the thread's control block, a
+ * quarter of it is of the outermost pages: a large frame may be in between, as one of 3.6 MB in CUPTI. Returns 0 unless the ring
+ * buffer is full. */
 static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wakes) {
     if (scratch->bp_at && !read_user(&scratch->pair[0], 8, (void *)scratch->bp_at))
         scratch->bp = scratch->pair[0];
@@ -168,13 +172,18 @@ static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wa
     scratch->copied.depth = scratch->depth;
     u64 begin = scratch->copied.start.sp, end = scratch->sp;
     u64 interrupted = interrupted_stack(scratch);
-    scratch->pair[0] = end - begin < pages * PAGE / 2 ? begin : end; /* from the walk's end if that is far above */
-    scratch->pair[1] = interrupted;
+    u64 from = (end - begin < pages * PAGE / 2 ? begin : end) & -(u64)PAGE; /* from the walk's end if that is far above */
+    u64 all = pages_of_stack(from), outermost = is_set(interrupted) | hidden(all) <= pages | hidden(all) >> 63 ? 0 : pages / 4;
+    scratch->pair[0] = from;
+    scratch->pair[1] = choose(is_set(outermost), from + (all - outermost) * PAGE, interrupted & -(u64)PAGE);
+    u64 most = pages - hidden(outermost);
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < 2; i++) {
-        u64 from = scratch->pair[i & 1] & -(u64)PAGE;
-        if (hidden(from) && send_pages(scratch, from, pages_of_stack(from, pages)))
+        from = scratch->pair[i & 1];
+        all = pages_of_stack(from);
+        if (hidden(from) && send_pages(scratch, from, hidden(all) < most ? all : most))
             return -1;
+        most = pages;
     }
     struct copied *last = copies.ringbuf_reserve(sizeof(struct copied) + PAGE);
     if (!last)

@@ -48,6 +48,15 @@ def test_memory_above_a_threads_stack_is_not_copied(tmp_path: Path) -> None:
     assert addresses == list(range(addresses[0], block + 1, PAGE))
 
 
+def test_a_threads_first_stack_is_whole_though_a_large_frame_is_in_it(tmp_path: Path) -> None:
+    program = build(tmp_path, "large.c", "-O1")
+    with probed(program) as seen, subprocess.Popen([program], stdin=subprocess.PIPE) as process:
+        until(lambda: seen.counted(Counter.LAUNCHES) == 1, process)
+        (call,) = seen.calls()
+    assert call.walked is Walked.WHOLE
+    assert not call.kept
+
+
 def test_a_rule_that_was_replaced_is_learnt_again_though_many_copies_were_sent(tmp_path: Path) -> None:
     program = build(tmp_path, "bursts.c", "-O1")
     with probed(program) as seen, subprocess.Popen([program], stdin=subprocess.PIPE, text=True) as process:
