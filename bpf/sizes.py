@@ -96,6 +96,7 @@ class KernelOffsets:
     task_sas_ss_size: int = 0
     task_fsbase: int = 0
     mm_exec_vm: int = 0
+    mm_start_stack: int = 0
     task_utask: int = 0
     utask_vaddr: int = 0
     utask_xol_vaddr: int = 0
@@ -111,6 +112,7 @@ class KernelOffsets:
 
 _UTASK = ("vaddr", "xol_vaddr")
 _ITERATOR = ("bpf_iter_num_new", "bpf_iter_num_next", "bpf_iter_num_destroy")
+_MM = ("exec_vm", "start_stack")
 _TASK = (("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_ss_size",), ("thread", "fsbase"))
 
 
@@ -119,7 +121,7 @@ def kernel_offsets() -> KernelOffsets | None:
     try:
         btf = Btf()
         found = [btf.offset("task_struct", *names) for names in _TASK]
-        found.append(btf.offset("mm_struct", "exec_vm"))
+        found += [btf.offset("mm_struct", name) for name in _MM]
         probed = [btf.offset("task_struct", "utask"), *(btf.offset("uprobe_task", name) for name in _UTASK)]
         functions = [btf.function(name) or 0 for name in _ITERATOR]
     except BtfError:

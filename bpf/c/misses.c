@@ -149,18 +149,24 @@ static __always_inline u64 interrupted_stack(struct scratch *scratch) {
     return found;
 }
 
-/* Returns how many pages there are from one of a stack up to that of the thread's control block; ~0 if that is not above it, or
- * too far. glibc and musl have it there, except the first thread's; it begins with its own address. Memory above is not the
- * thread's. */
-static __always_inline u64 pages_of_stack(u64 from) {
-    u64 block = thread_pointer(), pages = ((block & -(u64)PAGE) - from) / PAGE, first;
-    if (hidden(pages) >= LARGEST_STACK / PAGE || read_user(&first, 8, (void *)block) || first != block)
-        return ~0ULL;
-    return pages + 1;
+/* Returns the address of the current thread's control block; 0 if its runtime has none that begins with its own address, as those
+ * of glibc and musl do. */
+static __always_inline u64 control_block(void) {
+    u64 block = thread_pointer(), first;
+    return read_user(&first, 8, (void *)block) ? 0 : if_equal(first, block, block);
 }
 
-/* Sends a copy of the stack, and of one that a signal interrupted. Where it does not reach up to the thread's control block, a
- * quarter of it is of the outermost pages: a large frame may be in between, as one of 3.6 MB in CUPTI. Returns 0 unless the ring
+/* Returns how many pages there are from one of a stack up to the one where it starts: below the thread's control block, or where
+ * the kernel has put the first thread's. Memory above that is not the stack's. ~0 if both are below, or too far above. */
+static __always_inline u64 pages_of_stack(u64 from, u64 block) {
+    u8 *mm = *(u8 **)((u8 *)this_task() + TASK_MM);
+    u64 start = mm ? *(u64 *)(mm + MM_START_STACK) : 0, most = LARGEST_STACK / PAGE;
+    u64 to_block = ((block & -(u64)PAGE) - from) / PAGE, to_start = ((start & -(u64)PAGE) - from) / PAGE;
+    return hidden(to_block) < most ? to_block + 1 : hidden(to_start) < most ? to_start + 1 : ~0ULL;
+}
+
+/* Sends a copy of the stack, and of one that a signal interrupted. Where it does not reach up to the stack's start, a quarter
+ * of it is of the outermost pages: a large frame may be in between, as one of 3.6 MB in CUPTI. Returns 0 unless the ring
  * buffer is full. */
 static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wakes) {
     if (scratch->bp_at && !read_user(&scratch->pair[0], 8, (void *)scratch->bp_at))
@@ -173,14 +179,15 @@ static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wa
     u64 begin = scratch->copied.start.sp, end = scratch->sp;
     u64 interrupted = interrupted_stack(scratch);
     u64 from = (end - begin < pages * PAGE / 2 ? begin : end) & -(u64)PAGE; /* from the walk's end if that is far above */
-    u64 all = pages_of_stack(from), outermost = is_set(interrupted) | hidden(all) <= pages | hidden(all) >> 63 ? 0 : pages / 4;
+    u64 block = control_block(), all = pages_of_stack(from, block);
+    u64 outermost = is_set(interrupted) | (hidden(all) <= pages) | (all == ~0ULL) ? 0 : pages / 4;
     scratch->pair[0] = from;
     scratch->pair[1] = choose(is_set(outermost), from + (all - outermost) * PAGE, interrupted & -(u64)PAGE);
     u64 most = pages - hidden(outermost);
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < 2; i++) {
         from = scratch->pair[i & 1];
-        all = pages_of_stack(from);
+        all = pages_of_stack(from, block);
         if (hidden(from) && send_pages(scratch, from, hidden(all) < most ? all : most))
             return -1;
         most = pages;

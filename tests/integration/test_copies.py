@@ -48,9 +48,10 @@ def test_memory_above_a_threads_stack_is_not_copied(tmp_path: Path) -> None:
     assert addresses == list(range(addresses[0], block + 1, PAGE))
 
 
-def test_a_threads_first_stack_is_whole_though_a_large_frame_is_in_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["thread"], []])
+def test_a_threads_first_stack_is_whole_though_a_large_frame_is_in_it(tmp_path: Path, words: list[str]) -> None:
     program = build(tmp_path, "large.c", "-O1")
-    with probed(program) as seen, subprocess.Popen([program], stdin=subprocess.PIPE) as process:
+    with probed(program) as seen, subprocess.Popen([program, *words], stdin=subprocess.PIPE) as process:
         until(lambda: seen.counted(Counter.LAUNCHES) == 1, process)
         (call,) = seen.calls()
     assert call.walked is Walked.WHOLE

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// large: a thread calls probe_me(1) below a function with a frame of 1 MiB; then it ends when its input does.
+// large [thread]: calls probe_me(1) below a function with a frame of 1 MiB, in the first thread or another one; then it ends when its
+// input does.
 #include <pthread.h>
 #include <stdio.h>
 
@@ -19,8 +20,10 @@ static void *thread(void *unused)
     return unused;
 }
 
-int main(void)
+int main(int count, char **words)
 {
     pthread_t made;
+    if (count < 2)
+        return thread(words) != words;
     return pthread_create(&made, NULL, thread, NULL) || pthread_join(made, NULL);
 }
