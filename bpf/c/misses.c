@@ -159,6 +159,8 @@ static __always_inline u64 control_block(void) {
 /* Returns how many pages there are from one of a stack up to the one where it starts: below the thread's control block, or where
  * the kernel has put the first thread's. Memory above that is not the stack's. ~0 if both are below, or too far above. */
 static __always_inline u64 pages_of_stack(u64 from, u64 block) {
+    if (FRAME_POINTERS_ONLY) /* the offsets are unknown, and nothing is copied */
+        return ~0ULL;
     u8 *mm = *(u8 **)((u8 *)this_task() + TASK_MM);
     u64 start = mm ? *(u64 *)(mm + MM_START_STACK) : 0, most = LARGEST_STACK / PAGE;
     u64 to_block = ((block & -(u64)PAGE) - from) / PAGE, to_start = ((start & -(u64)PAGE) - from) / PAGE;
