@@ -169,7 +169,7 @@ class Spaces:
             delete_element(self._missed_paths, struct.pack("<Q", path))
 
     def copy_again(self, ip: int, depth: int, tid: int) -> None:
-        """Has BPF send copies again of a thread's walks that end there: those that were sent have all been answered.
+        """Has BPF send copies of a thread's walks that end there, however many it has sent in this second.
 
         Args:
             ip: the address for which a rule was missing.

@@ -10,7 +10,7 @@
 #define SAMPLES_TOGETHER 16 /* copies of CPU samples' stacks of a process for which user space is woken; it also polls */
 #define SCANNED (4 * WINDOW) /* bytes of a signal handler's stack that are searched for the saved registers */
 #define MISSED_PATH_WINDOWS 5 /* of the stack above the end of a walk: these distinguish paths */
-#define LARGEST_STACK (64ULL << 20) /* bytes of a thread's stack; above it, the thread may have a stack of a coroutine's */
+#define LARGEST_STACK (64ULL << 20) /* bytes; a start farther above is another stack's: coroutines have stacks of their own */
 #define LEAST_CODE 21    /* binary logarithm of the lowest address of code: 2 or 4 MiB in executables with fixed addresses */
 
 /* By missed_path_key(): paths of which a copy was sent. By end_key(): the number of copies of all paths that end alike. */
