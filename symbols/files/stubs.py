@@ -101,14 +101,17 @@ class _Relocations:
         rows, links_of_rows = np.concatenate(pieces), np.concatenate(links)
         order = np.argsort(rows["offset"], kind="stable")
         self._rows, self._links = rows[order], links_of_rows[order]
+        self._offsets = self._rows["offset"].copy()  # NumPy would copy a member of rows, or convert it, at each search
         pushed = elf.section(".rela.plt")
         self._pushed = np.empty(0, RELOCATION) if pushed is None else _table(elf, pushed, RELOCATION)
         self._symbols: dict[int, tuple[NDArray[np.void], bytes]] = {}  # with their names, by section
 
     def of_slot(self, address: int) -> bytes | None:
         """Returns the function whose address the dynamic linker puts at an address; None if there is none."""
-        row = int(np.searchsorted(self._rows["offset"], address)) if 0 <= address < 1 << 64 else len(self._rows)
-        if row == len(self._rows) or self._rows["offset"][row] != address:
+        if not 0 <= address < 1 << 64:
+            return None
+        row = int(np.searchsorted(self._offsets, np.uint64(address)))
+        if row == len(self._rows) or self._offsets[row] != address:
             return None
         relocation = self._rows[row]
         if relocation["kind"] == _R_IRELATIVE:
