@@ -368,10 +368,6 @@ class CaptureReader:
         with self._damaged(what):
             return self._file.read_row_group(index, columns=columns)
 
-    def _read_each(self, groups: list[int], columns: list[str], what: str) -> Iterator[pa.Table]:
-        for index in groups:
-            yield self._read(index, columns, what)
-
     def _can_read_ahead(self, groups: int) -> bool:
         return groups > _READERS and not self.is_stored and len(os.sched_getaffinity(0)) > 1
 
@@ -399,7 +395,7 @@ class CaptureReader:
             columns: names of fields; all if empty.
 
         Raises:
-                CaptureError: the file is damaged there, or the capture is merged: read its parts instead.
+            CaptureError: the file is damaged there, or the capture is merged: read its parts instead.
         """
         names = self._names_to_read(kind, columns)
         return self._checked_tables(
