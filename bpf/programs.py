@@ -182,6 +182,7 @@ _ELEMENTS: dict[str, tuple[np.dtype[Any], np.dtype[Any]]] = {  # key and value o
     "missed_paths": (_LONG, structs.MISSED_PATH),
     "copies_done": (_NUMBER, _LONG),
     "pythons": (_NUMBER, structs.PYTHON),
+    "process_changes": (_NUMBER, _LONG),
     "waits": (_NUMBER, waits.WAITING),
     "wait_sites": (waits.SITE_KEY, waits.SITE),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ _BUCKET_BYTES, _SLOTS = 64, 4
 _INITIAL_BITS, _GROWTH_BITS = 10, 2  # binary logarithms: number of buckets used at first, and factor of growth
 _MOST_EVICTED = 8  # rules, until the table grows
 _SPACE_BITS, _MOST_SPACES = 48, (1 << 15) - 1  # where a key has the number of its space, and the largest one
+_BY_USER_SPACE = struct.pack("<I", 0)  # enum changed_by in bpf/c/unwind.c
 _MULTIPLIER, _END_MULTIPLIER, _MASK_64 = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, (1 << 64) - 1
 
 
@@ -131,12 +132,22 @@ class RuleTable:
 
 
 class Spaces:
-    """The maps `spaces`, `process_unloads`, `missed_paths` and `copies_done`."""
+    """What BPF knows of processes, and of their stacks that lack rules: the maps of MAPS."""
 
-    def __init__(self, spaces: int, unloads: int, missed_paths: int, copies_done: int) -> None:
-        """Args: the maps' descriptors; the caller closes them."""
-        self._spaces, self._unloads = spaces, unloads
-        self._missed_paths, self._copies_done = missed_paths, copies_done
+    MAPS = ("spaces", "process_unloads", "pythons", "process_changes", "missed_paths", "copies_done")
+
+    def __init__(self, maps: Mapping[str, int]) -> None:
+        """Args: descriptors of the maps, by name; the caller closes them."""
+        self._spaces, self._unloads, self._pythons, self._changes, self._missed_paths, self._copies_done = (
+            maps[name] for name in self.MAPS
+        )
+        found = read_element(self._changes, _BY_USER_SPACE, 8) or b""  # of an earlier learner
+        self._changed = int.from_bytes(found, "little")
+
+    def _note_change(self) -> None:
+        # BPF looks at the maps of processes only after this.
+        self._changed += 1
+        write_element(self._changes, _BY_USER_SPACE, struct.pack("<Q", self._changed))
 
     def set(self, pid: int, state: MappingState, number: int, bits: int) -> None:
         """Assigns a space to a process while its mappings are in this state.
@@ -148,11 +159,18 @@ class Spaces:
             bits: RuleTable.bits.
         """
         write_element(self._spaces, struct.pack("<I", pid), pack(SPACE, *state, number, 64 - bits))
+        self._note_change()
 
     def forget(self, pid: int) -> None:
         """Removes the space of a process, which then has no rules."""
         with contextlib.suppress(OSError):
             delete_element(self._spaces, struct.pack("<I", pid))
+            self._note_change()
+
+    def set_python(self, pid: int, python: bytes) -> None:
+        """Tells BPF of a process's interpreter, a PYTHON."""
+        write_element(self._pythons, struct.pack("<I", pid), python)
+        self._note_change()
 
     def unloads(self, pid: int) -> int:
         """Returns the present `unloads` of a process's MappingState."""

@@ -201,7 +201,6 @@ PYTHON = np.dtype(
         ("born", "<u8"),  # start of the process in ticks, as in /proc/PID/stat
         ("runtime", "<u8"),  # address of _PyRuntime
         ("changes", "<u8"),  # how often another code object was found at a known address
-        ("last", "<u8"),  # the interpreter without a next one, which was created first; 0 until BPF has met it
         ("layout", PYTHON_LAYOUT),
     ]
 )

@@ -360,23 +360,21 @@ static __always_inline u64 is_plain(const struct scratch *scratch, const struct 
 /* Sends a launch's path: what the library asks for, or that it is not what it was, as the process is known to be Python only since
  * then. If the ring buffer is full, the library asks again. */
 static __always_inline void send_path(struct scratch *scratch, const struct launched *launch, const struct path_asked *asked) {
-    u32 pid = launch->pid;
-    struct python *python = pythons.lookup(&pid);
+    const struct known_process *process = &scratch->process;
     struct launch_path *record = paths.ringbuf_reserve(sizeof(struct launch_path));
     if (!record)
         return;
-    u64 runs_python = python && scratch->python_state == PYTHON_WHOLE;
+    u64 runs_python = process->has_python && scratch->python_state == PYTHON_WHOLE;
     record->asked = *asked;
-    record->pid = pid;
+    record->pid = launch->pid;
     record->depth = scratch->depth;
     record->born = scratch->copied.of.born;
     record->ends_at_zero = !scratch->ip;
     record->state = runs_python ? scratch->first_state : 0;
     record->count = runs_python ? scratch->python : 0;
     record->cframe = scratch->first_cframe;
-    record->has_layout = !!python;
-    if (python)
-        record->layout = python->layout;
+    record->has_layout = process->has_python;
+    record->layout = process->python.layout;
     bpf_probe_read_kernel(record->ips, sizeof(scratch->ips), scratch->ips);
     bpf_probe_read_kernel(record->cfas, sizeof(scratch->cfas), scratch->cfas);
     bpf_probe_read_kernel(record->bases, sizeof(scratch->bases), scratch->bases);
@@ -410,8 +408,7 @@ static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scrat
     record->correlation = correlation;
     if (!read_arg(regs, &probe->args[6], &from) && from && !(launch->flags & LAUNCH_OTHER) && is_plain(scratch, launch) &&
         !read_user(&asked, sizeof(asked), (void *)from)) {
-        u32 pid = launch->pid;
-        known = 1 + !!pythons.lookup(&pid);
+        known = 1 + scratch->process.has_python;
         record->path = choose(asked.is_known == 0 | asked.is_known == known, asked.path, 0);
     }
     /* The patched driver passes a C++ smart pointer here, whose value is the string's address in some builds. */

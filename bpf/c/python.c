@@ -18,9 +18,10 @@
  *
  * The loader sets TASK_FSBASE.
  */
-#define PYTHON_FRAMES_PER_PROGRAM 64
+#define PYTHON_FRAMES_PER_PROGRAM 32
 #define CODES_PER_PROGRAM 64
 #define STATES_PER_PROGRAM 64
+#define NEAR_STACK (1ULL << 23) /* bytes above the stack pointer that may be the stack */
 #define STATE_BYTES 256     /* the start of a PyThreadState, with the members that are read at each launch */
 #define MOST_STATES 512     /* maximum number of thread states and interpreters in a search */
 #define FIRST_STATES 8      /* new states are at the start of the list: a C thread gets a new one for each call of Python */
@@ -30,8 +31,6 @@
 #define MOST_CHECKED_NS 320000000ULL /* and then, as long as nothing changes, after twice the time each time, up to this */
 #define CODE_PROGRAMS 6     /* tail calls that send code objects; the remaining ones are sent with the next stack */
 #define MOST_TABLE (21 * TABLE_BYTES) /* maximum length of a line table: 64 KiB */
-
-BPF_TABLE("lru_hash", u32, struct python, pythons, ANY);
 
 struct python_thread {
     u64 state;              /* the last known one; 0 for none */
@@ -62,27 +61,24 @@ static __always_inline u64 word_at(u64 at) {
     return word;
 }
 
-/* Returns a word of the frame at `at`, from the window. */
-static __always_inline u64 field(const struct scratch *scratch, u64 at, u16 offset) {
-    return scratch->frames_window[below(WINDOW / 8, (at - scratch->frames_base + offset) / 8)];
+/* Returns the half of the memory for a frame at `at`: evaluation loops have some on the stack. */
+static __always_inline u64 half_of(const struct scratch *scratch, u64 at) {
+    return hidden(at - scratch->copied.start.sp) < NEAR_STACK ? STACK_HALF : OTHER_HALF;
 }
 
-static __always_inline u64 byte_field(const struct scratch *scratch, u64 at, u16 offset) {
-    return field(scratch, at, offset) >> (offset & 7) * 8 & 255;
+/* Returns a word of the frame at `at`, whose pages the memory has. */
+static __always_inline u64 field(const struct memory *memory, u64 at, u64 half, u16 offset) {
+    return memory->words[index_of(at + offset, half)];
 }
 
-/* Makes the window contain the frame at `at`, and as much of its page below it as fits: there its callers are. Returns 0 on
- * success. */
-static __always_inline long read_frame(struct scratch *scratch, u64 at, u64 frame_bytes) {
-    if (at - scratch->frames_base <= scratch->frames_limit)
-        return 0;
-    u64 page = at & -(u64)PAGE, end = at + frame_bytes, too_many = end - page - WINDOW;
-    u64 start = page + choose(hidden(too_many) >> 63, 0, too_many), bytes = at_most(WINDOW, end - start);
-    if (bytes < frame_bytes || read_user(scratch->frames_window, bytes, (void *)start))
-        return -1;
-    scratch->frames_base = start;
-    scratch->frames_limit = bytes - frame_bytes;
-    return 0;
+static __always_inline u64 byte_field(const struct memory *memory, u64 at, u64 half, u16 offset) {
+    return field(memory, at, half, offset) >> (offset & 7) * 8 & 255;
+}
+
+/* Returns a word of the stack; 0 if it is unreadable. */
+static __always_inline u64 stack_word(struct scratch *scratch, u64 at) {
+    struct memory *memory = memory_of(scratch);
+    return memory && !read_word(scratch, memory, at, &scratch->pair[0]) ? scratch->pair[0] : 0;
 }
 
 /* Returns the address of a thread's innermost frame. */
@@ -99,25 +95,24 @@ static __always_inline u16 start_of_frames(const struct python_layout *layout) {
 
 /* Prepares the walk of a thread's frames from the word at start_of_frames; returns the next phase: PYTHON, or WALK if the
  * thread has no frames. */
-static __always_inline enum phase begin_frames(struct scratch *scratch, const struct python *python, u64 start) {
+static __always_inline enum phase begin_frames(struct scratch *scratch, u64 start) {
+    const struct python *python = &scratch->process.python;
     u64 has_cframe = is_set(python->layout.thread_cframe);
-    scratch->layout = python->layout;
     scratch->first_cframe = scratch->cframe = start & -has_cframe;
-    scratch->frame = hidden(has_cframe) ? word_at(start + python->layout.thread_frame) : start;
-    scratch->frames_base = scratch->frames_limit = 0;
+    scratch->frame = hidden(has_cframe) ? stack_word(scratch, start + python->layout.thread_frame) : start;
     scratch->hashes[0] = mixed(scratch->hashes[0], python->changes);
     return scratch->frame ? PYTHON : WALK;
 }
 
 /* Returns a word of the thread's state that is in the window: one read costs less than one for each member. */
 static __always_inline u64 state_word(const struct scratch *scratch, u64 state, u64 offset) {
-    return offset <= STATE_BYTES - 8 ? scratch->frames_window[below(STATE_BYTES / 8, offset / 8)] : word_at(state + offset);
+    return offset <= STATE_BYTES - 8 ? scratch->window[below(STATE_BYTES / 8, offset / 8)] : word_at(state + offset);
 }
 
 /* Whether this is the current thread's state, and still in its interpreter's list: freed memory may keep its content. The
  * pointer to the previous state precedes the pointer to the next one. Puts the state into the window. */
 static __always_inline int is_state(struct scratch *scratch, const struct python_layout *layout, u64 state, u64 interpreter) {
-    read_user(scratch->frames_window, STATE_BYTES, (void *)state); /* all zeros on failure */
+    read_user(scratch->window, STATE_BYTES, (void *)state); /* all zeros on failure */
     u64 before = state_word(scratch, state, layout->thread_next - 8);
     u64 link = before ? before + layout->thread_next : interpreter + layout->threads_head;
     return state_word(scratch, state, layout->thread_id) == thread_pointer() && word_at(link) == state;
@@ -139,11 +134,11 @@ static __always_inline u64 runs_here(const struct scratch *scratch, const struct
 }
 
 /* Begins the walk of the frames of the thread's first state; its states in other interpreters, if there are any, follow. */
-static __always_inline enum phase begin_first(struct scratch *scratch, const struct python *python, u64 state, u64 start) {
-    go_to(scratch, &python->layout, scratch->several);
+static __always_inline enum phase begin_first(struct scratch *scratch, u64 state, u64 start) {
+    go_to(scratch, &scratch->process.python.layout, scratch->several);
     scratch->first_state = state;
     scratch->states_left = MOST_STATES;
-    return begin_frames(scratch, python, start);
+    return begin_frames(scratch, start);
 }
 
 /* Ends the walk of Python frames; returns the next phase. */
@@ -156,37 +151,47 @@ static __always_inline enum phase end_python(struct scratch *scratch, u64 now) {
 
 /* Begins the walk of Python frames; returns the next phase. */
 static __always_inline enum phase begin_python(struct scratch *scratch, u64 who, u64 now) {
-    u32 pid = who >> 32;
-    struct python *python = FRAME_POINTERS_ONLY ? 0 : pythons.lookup(&pid);
+    struct known_process *process = &scratch->process;
+    const struct python_layout *layout = &process->python.layout;
     scratch->now = now;
     scratch->python = 0;
     scratch->python_state = PYTHON_NONE;
     scratch->several = scratch->first_state = 0;
-    if (!python || python->born != scratch->copied.of.born / TICK_NS)
+    if (!process->has_python || process->python.born != scratch->copied.of.born / TICK_NS)
         return WALK;
-    u64 interpreter = word_at(python->runtime + python->layout.interpreters_head);
-    if (interpreter != python->last) { /* new interpreters come before it: if it is the first one, it is the only one */
-        scratch->several = word_at(interpreter + python->layout.interpreter_next) ? interpreter : 0;
-        python->last = scratch->several ? 0 : interpreter;
+    u64 interpreter = word_at(process->python.runtime + layout->interpreters_head);
+    if (interpreter != process->last) { /* new interpreters come before it: if it is the first one, it is the only one */
+        scratch->several = word_at(interpreter + layout->interpreter_next) ? interpreter : 0;
+        process->last = scratch->several ? 0 : interpreter;
     }
-    struct python_thread *known = python_threads.lookup(&who);
-    u64 state = known ? known->state : 0;
-    if (state && is_state(scratch, &python->layout, state, known->interpreter) &&
-        (!scratch->several || runs_here(scratch, &python->layout, state)) &&
-        begin_first(scratch, python, state, state_word(scratch, state, start_of_frames(&python->layout))) == PYTHON)
+    struct python_thread *known = 0;
+    u64 state = scratch->last_state, of = scratch->last_interpreter;
+    if (scratch->last_thread != who) {
+        known = python_threads.lookup(&who);
+        state = known ? known->state : 0;
+        of = known ? known->interpreter : 0;
+    }
+    scratch->last_thread = 0;
+    if (hidden(state) && is_state(scratch, layout, state, of) && (!scratch->several || runs_here(scratch, layout, state)) &&
+        begin_first(scratch, state, state_word(scratch, state, start_of_frames(layout))) == PYTHON) {
+        scratch->last_thread = who;
+        scratch->last_state = state;
+        scratch->last_interpreter = of;
         return PYTHON;
+    }
     scratch->first_state = 0;
+    known = python_threads.lookup(&who);
     u64 is_soon = known && now < known->until;
-    go_to(scratch, &python->layout, interpreter);
-    if (is_soon && (!state || scratch->thread == known->head))
+    go_to(scratch, layout, interpreter);
+    if (is_soon && (!known->state || scratch->thread == known->head))
         return WALK;
     scratch->states_left = is_soon ? FIRST_STATES : MOST_STATES;
     return STATE;
 }
 
 /* Continues with the frames of the state that a search found after the first one; returns the next phase. */
-static __always_inline enum phase begin_other(struct scratch *scratch, const struct python *python, u64 state, u64 interpreter,
-                                              u64 now) {
+static __always_inline enum phase begin_other(struct scratch *scratch, u64 state, u64 interpreter, u64 now) {
+    const struct python_layout *layout = &scratch->process.python.layout;
     u64 at = scratch->python;
     if (!state || at >= MAX_PYTHON - 2) {
         scratch->python_state = choose(hidden(state | scratch->interpreter) > 0, PYTHON_DEEP, PYTHON_WHOLE);
@@ -195,23 +200,20 @@ static __always_inline enum phase begin_other(struct scratch *scratch, const str
     scratch->frames[below(MAX_PYTHON, at)].code = 0; /* between the frames of two states */
     scratch->frames[below(MAX_PYTHON, at)].instruction = 0;
     scratch->python = at + 1;
-    go_to(scratch, &python->layout, word_at(interpreter + python->layout.interpreter_next));
-    u64 start = word_at(state + start_of_frames(&python->layout));
-    return begin_frames(scratch, python, start) == PYTHON ? PYTHON : end_python(scratch, now);
+    go_to(scratch, layout, word_at(interpreter + layout->interpreter_next));
+    u64 start = word_at(state + start_of_frames(layout));
+    return begin_frames(scratch, start) == PYTHON ? PYTHON : end_python(scratch, now);
 }
 
 /* Searches a state of the thread, the first one or another; returns the next phase. */
 static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u64 now) {
-    u32 pid = who >> 32;
-    struct python *python = pythons.lookup(&pid);
+    const struct python *python = &scratch->process.python;
     struct python_thread *known = python_threads.lookup(&who), found = {.until = now + NO_STATE_NS};
     if (known) {
         found.state = known->state;
         found.interpreter = known->interpreter;
     }
     u64 is_found = 0, until = known ? known->until : 0, first = scratch->first_state;
-    if (!python)
-        return WALK;
     const struct python_layout *layout = &python->layout;
     u64 id = thread_pointer(), numbers;
     begin_numbers(&numbers, 0, STATES_PER_PROGRAM);
@@ -243,21 +245,24 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
     if (!is_found && scratch->interpreter && scratch->states_left)
         return STATE;
     if (first)
-        return begin_other(scratch, python, is_found ? found.state : 0, found.interpreter, now);
+        return begin_other(scratch, is_found ? found.state : 0, found.interpreter, now);
     if (!is_found)
         found.head = word_at(word_at(python->runtime + layout->interpreters_head) + layout->threads_head);
     if (!is_found && now < until)
         found.until = until;
     python_threads.update(&who, &found);
-    return is_found ? begin_first(scratch, python, found.state, word_at(found.state + start_of_frames(layout))) : WALK;
+    return is_found ? begin_first(scratch, found.state, word_at(found.state + start_of_frames(layout))) : WALK;
 }
 
 /* Walks PYTHON_FRAMES_PER_PROGRAM frames; returns the next phase. */
 static __always_inline enum phase walk_python(struct scratch *scratch) {
     u64 at = scratch->frame, cframe = scratch->cframe, count = scratch->python, id = scratch->hashes[0],
         check = scratch->hashes[1];
-    const struct python_layout *layout = &scratch->layout;
+    const struct python_layout *layout = &scratch->process.python.layout;
+    struct memory *memory = memory_of(scratch);
     int goes_on = 0;
+    if (!memory)
+        return WALK;
     scratch->python_state = PYTHON_DAMAGED;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i <= PYTHON_FRAMES_PER_PROGRAM; i++) {
@@ -273,16 +278,18 @@ static __always_inline enum phase walk_python(struct scratch *scratch) {
             scratch->python_state = PYTHON_DEEP;
             break;
         }
-        if (at & 7 || read_frame(scratch, at, layout->frame_bytes))
+        u64 half = half_of(scratch, at);
+        if (at & 7 || hold(scratch, memory, at, half) || hold(scratch, memory, at + layout->frame_bytes - 8, half))
             break;
-        u64 code = field(scratch, at, layout->frame_code) & ~7ULL, instruction = field(scratch, at, layout->frame_instruction);
+        u64 code = field(memory, at, half, layout->frame_code) & ~7ULL;
+        u64 instruction = field(memory, at, half, layout->frame_instruction);
         u64 has_entry = is_set(layout->frame_is_entry);
-        u64 is_shim = ~has_entry & (2 - byte_field(scratch, at, layout->frame_owner)) >> 63; /* owner 3 and above */
-        u64 is_last = has_entry & is_set(byte_field(scratch, at, layout->frame_is_entry));
+        u64 is_shim = ~has_entry & (2 - byte_field(memory, at, half, layout->frame_owner)) >> 63; /* owner 3 and above */
+        u64 is_last = has_entry & is_set(byte_field(memory, at, half, layout->frame_is_entry));
         u64 to = below(MAX_PYTHON, count);
         scratch->frames[to].code = choose(is_shim, 0, code);
         scratch->frames[to].instruction = choose(is_shim, at, instruction);
-        scratch->frames_at[to] = at | (field(scratch, at, layout->frame_code) & 7);
+        scratch->frames_at[to] = at | (field(memory, at, half, layout->frame_code) & 7);
         add_to_hashes(&id, &check, choose(is_shim, 1, code + (instruction << 16)));
         count++;
         if (hidden(is_last)) {
@@ -292,9 +299,11 @@ static __always_inline enum phase walk_python(struct scratch *scratch) {
             scratch->frames_at[to] = 0;
             add_to_hashes(&id, &check, 1);
             count++;
-            cframe = word_at(cframe + layout->cframe_previous);
+            if (read_word(scratch, memory, cframe + layout->cframe_previous, &scratch->pair[0]))
+                scratch->pair[0] = 0;
+            cframe = scratch->pair[0];
         }
-        at = field(scratch, at, layout->frame_previous);
+        at = field(memory, at, half, layout->frame_previous);
         count = forgotten(count, at);
         cframe = forgotten(cframe, at);
     }
@@ -382,6 +391,7 @@ static __always_inline enum phase send_codes(struct scratch *scratch, u32 pid, u
             continue;
         if (known && !offset) { /* from now on, stacks with this address are different ones */
             __sync_fetch_and_add(&python->changes, 1);
+            note_change();
             scratch->hashes[0] = mixed(scratch->hashes[0], identity);
         }
         offset = send_code(&python->layout, &key, identity, offset, now);

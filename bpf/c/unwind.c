@@ -15,14 +15,14 @@
  * The compiler sets MAX_DEPTH; the loader sets STACK_DEPTH, COPY_PAGES, SAMPLE_COPY_PAGES, FRAME_POINTERS_ONLY, TASK_* and MM_* (offsets).
  */
 
-#define WINDOW 2048      /* bytes of Python frames that are read at once, and of stacks to which no rule leads */
-#define STACK_WINDOW 4096 /* bytes of other stacks: a read takes some 50 ns whatever its size */
+#define WINDOW 2048      /* bytes of stacks to which no rule leads that are read at once */
 #define SCRATCHES 4
+#define HELD_PAGES 4     /* of the stack, and as many of Python frames elsewhere */
 #define FRAMES_PER_PROGRAM 32
 enum { LOAD, UNLOAD, IN_ESI }; /* class Change in bpf/probes/library_file.py */
 #define RT_DELETE 2            /* link.h */
 #define LAUNCH_STATE_WORDS 96
-#define REMEMBERED 512         /* rules: those of 8 KiB of stack */
+#define REMEMBERED 512         /* rules */
 
 /* A rule is a u64: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/wire/unwind_rules.py). */
 #define RULE_CFA(rule) ((s64)(s32)(rule))
@@ -43,9 +43,24 @@ BPF_F_TABLE("array", u32, struct bucket, rules, ANY, BPF_F_MMAPABLE);
 
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
 BPF_TABLE("lru_hash", u32, u64, process_unloads, ANY);
+BPF_TABLE("lru_hash", u32, struct python, pythons, ANY);
+/* How often user space, and these programs, have changed one of the three for any process. */
+BPF_ARRAY(process_changes, u64, 2);
+enum changed_by { USER_SPACE, PROGRAMS };
 
-/* A rule that a walk used at a stack pointer: the CFA is rsp or rbp plus a number, and no guess. Most frames of a walk were in
- * the last one, too, and the rule is found sooner, as a frame's stack pointer is known before its address. */
+/* What the three have of a process, as each look-up takes some 70 ns. */
+struct known_process {
+    u64 pid;
+    u64 changes;         /* the sum of `process_changes` when it was so */
+    u64 unloads;         /* as in struct mapping_state */
+    u64 has_python;
+    struct space space;  /* all zeros for none */
+    struct python python;
+    u64 last;            /* the interpreter without a next one, which was created first; 0 until it is met */
+};
+
+/* A rule that a walk on this CPU used: the CFA is rsp or rbp plus a number, and no guess, or the stack ends. Most frames of a
+ * walk were in the last ones, too, and a bucket of `rules` is seldom in the CPU's caches. */
 struct remembered {
     u64 key;             /* of the rule, for which and for `salt` it is right; ~0 for none */
     u64 rule;
@@ -59,8 +74,9 @@ struct scratch {
     u64 walked;          /* enum walked */
     u64 hashes[2];       /* of the stack; the first one is its id */
     u64 pair[2];         /* temporary */
-    u64 base;            /* address of the window */
-    u64 limit;           /* offset of the last word in the window */
+    u64 number;          /* of this scratch, and of its `memory` */
+    struct known_process process; /* of the last launch */
+    u64 held[2 * HELD_PAGES]; /* numbers of the pages in it */
     u64 after_walk;      /* enum phase: what follows the walk */
     u64 space;           /* number of the space whose rules are used */
     u64 shift;           /* of that space */
@@ -94,12 +110,12 @@ struct scratch {
     u64 several;         /* the first interpreter, if there are several; else 0 */
     u64 first_state;     /* the state whose frames are walked first; 0: it is not found yet */
     u64 frame;           /* the next Python frame */
+    u64 last_thread;     /* whose Python frames were walked last; 0 for none */
+    u64 last_state;      /* its state, */
+    u64 last_interpreter; /* and of which interpreter */
     u64 now;             /* when that walk began */
-    struct python_layout layout;
     u64 first_cframe;    /* the one of the innermost loop */
     u64 cframe;          /* the structure that ends its evaluation loop */
-    u64 frames_base;     /* address of the window of Python frames */
-    u64 frames_limit;
     u64 codes;           /* number of `frames` whose code objects were handled */
     u64 code_offset;     /* of the next code object's line table: the part before it was sent */
     u64 code_programs;   /* number of programs that sent code objects */
@@ -113,14 +129,21 @@ struct scratch {
     u64 base_values[MAX_DEPTH]; /* and what it was */
     u64 kept_at[MAX_DEPTH]; /* where code that aligns its stack has kept it; 0 for none */
     u64 frames_at[MAX_PYTHON]; /* see struct launch_path */
-    u64 window[STACK_WINDOW / 8];
-    u64 frames_window[WINDOW / 8];
+    u64 window[WINDOW / 8]; /* temporary */
     struct python_frame frames[MAX_PYTHON]; /* innermost first */
     struct remembered remembered[REMEMBERED];
     struct copied copied;
     u64 launch_state[LAUNCH_STATE_WORDS]; /* struct launch_state */
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, SCRATCHES);
+
+/* Pages of the process that a chain of programs has read, as a read takes some 80 ns whatever its size: the one with number N is
+ * the page N % HELD_PAGES of its half. The first half has the stack, on which Python's frames are in part, too. */
+struct memory {
+    u64 words[2 * HELD_PAGES * PAGE / 8];
+};
+BPF_PERCPU_ARRAY(memories, struct memory, SCRATCHES);
+enum half { STACK_HALF, OTHER_HALF };
 
 /* Returns the owner of a scratch: the current thread, or a sample that interrupts it. */
 static __always_inline u64 owner_of(u64 is_sample) {
@@ -137,6 +160,7 @@ static __always_inline struct scratch *take_scratch(u64 owner) {
         u64 now = scratch ? *(volatile u64 *)&scratch->owner : owner;
         if (scratch && (!now || now == owner)) {
             *(volatile u64 *)&scratch->owner = owner;
+            scratch->number = i;
             return scratch;
         }
     }
@@ -171,19 +195,33 @@ static __always_inline void add_to_hashes(u64 *id, u64 *check, u64 ip) {
     *check ^= *check >> 29;
 }
 
-/* Reads the word of the stack at `at`; returns 0 on success. Reads many words at once, but none of the next page: if that
- * page is absent, a read costs a microsecond. */
-static __always_inline long read_word(struct scratch *scratch, u64 at, u64 *word) {
-    u64 offset = at - scratch->base;
-    if (offset > scratch->limit) {
-        u64 bytes = at_most(STACK_WINDOW, PAGE - (at & (PAGE - 1)));
-        if (bytes < 8 || read_user(scratch->window, bytes, (void *)at))
-            return -1;
-        scratch->base = at;
-        scratch->limit = bytes - 8;
-        offset = 0;
-    }
-    *word = scratch->window[below(STACK_WINDOW / 8, offset / 8)];
+static __always_inline struct memory *memory_of(const struct scratch *scratch) {
+    u32 number = scratch->number;
+    return memories.lookup(&number);
+}
+
+/* Makes the memory have the page of `at`; returns 0 on success. */
+static __always_inline long hold(struct scratch *scratch, struct memory *memory, u64 at, u64 half) {
+    u64 page = at / PAGE, place = below(2 * HELD_PAGES, half * HELD_PAGES + (page & (HELD_PAGES - 1)));
+    if (scratch->held[place] == page)
+        return 0;
+    scratch->held[place] = ~0ULL;
+    if (read_user(&memory->words[place * (PAGE / 8)], PAGE, (void *)(page * PAGE)))
+        return -1;
+    scratch->held[place] = page;
+    return 0;
+}
+
+/* Returns the index of the word at `at`, which the memory has, and whose address is a multiple of 8. */
+static __always_inline u64 index_of(u64 at, u64 half) {
+    return below(2 * HELD_PAGES * PAGE / 8, half * (HELD_PAGES * PAGE / 8) + (at / 8 & (HELD_PAGES * PAGE / 8 - 1)));
+}
+
+/* Reads the word of the stack at `at`; returns 0 on success. */
+static __always_inline long read_word(struct scratch *scratch, struct memory *memory, u64 at, u64 *word) {
+    if (at & 7 || hold(scratch, memory, at, STACK_HALF))
+        return -1;
+    *word = memory->words[index_of(at, STACK_HALF)];
     return 0;
 }
 
@@ -192,7 +230,38 @@ static __always_inline u64 thread_pointer(void) {
     return *(u64 *)((u8 *)this_task() + TASK_FSBASE);
 }
 
-static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now) {
+/* Has the scratch know the process. */
+static __always_inline void know_process(struct scratch *scratch, u32 pid) {
+    struct known_process *process = &scratch->process;
+    u32 by_user_space = USER_SPACE, by_programs = PROGRAMS;
+    u64 *one = process_changes.lookup(&by_user_space), *other = process_changes.lookup(&by_programs);
+    u64 changes = one && other ? *one + *other : 0; /* first: after a change during the look-ups, they are made again */
+    if (hidden(process->pid) == pid && hidden(process->changes) == changes)
+        return;
+    u64 *unloads = process_unloads.lookup(&pid);
+    struct space *space = spaces.lookup(&pid);
+    struct python *python = FRAME_POINTERS_ONLY ? 0 : pythons.lookup(&pid);
+    process->pid = pid;
+    process->changes = changes;
+    process->unloads = unloads ? *unloads + 1 : 0;
+    process->has_python = !!python;
+    process->last = 0;
+    if (space)
+        process->space = *space;
+    else
+        __builtin_memset(&process->space, 0, sizeof(process->space));
+    if (python)
+        process->python = *python;
+}
+
+static __always_inline void note_change(void) {
+    u32 by_programs = PROGRAMS;
+    u64 *changes = process_changes.lookup(&by_programs);
+    if (changes)
+        __sync_fetch_and_add(changes, 1);
+}
+
+static __always_inline void mapping_state_of(const struct known_process *process, struct mapping_state *now) {
     if (FRAME_POINTERS_ONLY) { /* the offsets are unknown; mm must not be 0, which would mean a thread of the Linux kernel */
         now->born = now->exec_vm = now->unloads = 0;
         now->mm = 1;
@@ -200,11 +269,10 @@ static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now)
     }
     u8 *task = (u8 *)this_task();
     u64 mm = *(u64 *)(task + TASK_MM), leader = *(u64 *)(task + TASK_GROUP_LEADER);
-    u64 *known = process_unloads.lookup(&pid);
     now->born = leader ? *(u64 *)((u8 *)leader + TASK_START_BOOTTIME) : 0;
     now->mm = mm;
     now->exec_vm = mm ? *(u64 *)((u8 *)mm + MM_EXEC_VM) : 0;
-    now->unloads = known ? *known + 1 : 0;
+    now->unloads = process->unloads;
 }
 
 /* Prepares the scratch for a walk from these registers. */
@@ -230,18 +298,20 @@ static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now)
         start->r15 = (regs)->r15;                                                                                              \
         __builtin_memset((scratch)->guessed, 0, sizeof((scratch)->guessed));                                                   \
         __builtin_memset((scratch)->interrupted, 0, sizeof((scratch)->interrupted));                                           \
-        mapping_state_of(who, &(scratch)->copied.of);                                                                          \
+        know_process(scratch, who);                                                                                            \
+        mapping_state_of(&(scratch)->process, &(scratch)->copied.of);                                                          \
     })
 
 /* Sets the space whose rules a walk uses. Rules stay valid when a process maps more code, as programs do that load libraries
  * while they run, if it is known that it has unmapped none. */
-static __always_inline void find_space(struct scratch *scratch, u32 pid) {
+static __always_inline void find_space(struct scratch *scratch) {
     const struct mapping_state *now = &scratch->copied.of;
-    struct space *space = spaces.lookup(&pid);
+    const struct space *space = &scratch->process.space;
     scratch->space = 0;
     scratch->shift = 63;
     scratch->salt = 0;
-    if (!space || (space->of.born ^ now->born) | (space->of.mm ^ now->mm) | (space->of.unloads ^ now->unloads))
+    u64 mm = *(volatile u64 *)&now->mm; /* the verifier allows no arithmetic with the pointer that was stored there */
+    if ((space->of.born ^ now->born) | (space->of.mm ^ mm) | (space->of.unloads ^ now->unloads))
         return;
     if (hidden(now->exec_vm) != space->of.exec_vm && (!now->unloads || hidden(now->exec_vm) < space->of.exec_vm))
         return;
@@ -299,7 +369,7 @@ static __always_inline void keep_kernel_stack_of_session(struct pt_regs *ctx) {
 
 /* Begins a walk; call it after BEGIN_WALK. */
 static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epoch, enum phase after_walk) {
-    find_space(scratch, pid);
+    find_space(scratch);
     /* A sample's stack is another one than an equal one of a launch: the learner may leave its copy unfinished. */
     scratch->hashes[0] = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL + scratch->space + ((u64)(after_walk == SAMPLED) << 32);
     scratch->hashes[1] = pid + (epoch << 32) + (scratch->space << 16);
@@ -310,12 +380,16 @@ static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epo
     scratch->bp = scratch->copied.start.bp;
     scratch->bp_at = 0;
     scratch->exact = 1;
-    scratch->is_guess = scratch->depth = scratch->base = scratch->limit = scratch->slot = 0;
+    scratch->is_guess = scratch->depth = scratch->slot = 0;
+    __builtin_memset(scratch->held, 255, sizeof(scratch->held));
     scratch->bp_from = scratch->is_odd = 0;
 }
 
 /* Walks FRAMES_PER_PROGRAM frames; returns the next phase. */
 static __always_inline u32 walk(struct scratch *scratch) {
+    struct memory *memory = memory_of(scratch);
+    if (!memory)
+        return scratch->after_walk;
     u64 ip = scratch->ip, sp = scratch->sp, bp = scratch->bp, bp_at = scratch->bp_at, exact = scratch->exact;
     u64 id = scratch->hashes[0], check = scratch->hashes[1], depth = scratch->depth, space = scratch->space;
     u64 is_guess = scratch->is_guess, shift = scratch->shift, salt = scratch->salt, bp_from = scratch->bp_from;
@@ -339,10 +413,14 @@ static __always_inline u32 walk(struct scratch *scratch) {
         depth++;
         add_to_hashes(&id, &check, ip);
         scratch->walked = MISSED;
-        struct remembered *remembered = &scratch->remembered[below(REMEMBERED, sp / 16)];
+        struct remembered *remembered = &scratch->remembered[below(REMEMBERED, ip)];
         u64 key = (ip | exact << ADDRESS_BITS) ^ salt, rule = remembered->rule, leaves = 0, used_from = 0, kept_at = 0;
         u64 is_by_bp = RULE_KIND(rule) >> 1, cfa = choose(is_by_bp & 1, bp, sp) + RULE_CFA(rule);
         if (hidden((remembered->key ^ key) | (bp_at & -is_by_bp)) == 0) {
+            if (hidden(RULE_KIND(rule)) == RULE_END) {
+                scratch->walked = WHOLE;
+                break;
+            }
             bp_at = choose(is_set(RULE_RBP(rule)), cfa + RULE_RBP(rule), bp_at);
             is_guess = 0;
             used_from = bp_from & -(is_by_bp & 1);
@@ -365,6 +443,8 @@ static __always_inline u32 walk(struct scratch *scratch) {
             if (kind == RULE_NONE || kind >= RULE_HARD || (kind == RULE_BY_RBX && hidden(depth) != 1))
                 break;
             if (kind == RULE_END) {
+                remembered->rule = rule;
+                remembered->key = key;
                 scratch->walked = WHOLE;
                 break;
             }
@@ -428,13 +508,12 @@ static __always_inline u32 walk(struct scratch *scratch) {
         scratch->base_values[at] = bp;
         scratch->kept_at[at] = forgotten(kept_at, ip);
         /* A caller's frame is at a higher address, or on another stack. */
-        if (cfa & 7 || (cfa <= sp && !leaves) || read_word(scratch, cfa - 8, &scratch->pair[1]))
+        if ((cfa <= sp && !leaves) || read_word(scratch, memory, cfa - 8, &scratch->pair[1]))
             break;
-        u64 from_base = cfa - 8 - scratch->base;
-        is_by_bp = if_equal(bp_at, cfa - 16, is_set(from_base)); /* a frame pointer is saved right below, in the window */
-        bp = choose(is_by_bp, scratch->window[below(STACK_WINDOW / 8, from_base / 8 - 1)], bp);
-        bp_from = choose(is_by_bp, bp_at, bp_from);
-        bp_at = choose(is_by_bp, 0, bp_at);
+        u64 is_held = 1 - is_set((bp_at ^ (cfa - 8)) & ~(u64)(PAGE - 8)); /* the caller's rbp is in the same page */
+        bp = choose(is_held, memory->words[index_of(bp_at, STACK_HALF)], bp);
+        bp_from = choose(is_held, bp_at, bp_from);
+        bp_at = choose(is_held, 0, bp_at);
         ip = scratch->pair[1] ^ if_equal(cfa - 8, scratch->slot, scratch->pair[1] ^ scratch->returns_to);
         if (!ip && hidden(is_guess))
             break;
@@ -484,5 +563,6 @@ int on_link_map_change(struct pt_regs *ctx) {
         process_unloads.update(&pid, &is_unload);
     else if (is_unload)
         __sync_fetch_and_add(known, 1);
+    note_change();
     return 0;
 }

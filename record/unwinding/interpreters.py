@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.maps import write_element
+from iaprof.bpf.rule_table import Spaces
 from iaprof.bpf.structs import PYTHON, pack
 from iaprof.formats.wire.launches import INTERPRETER, PYTHON_OFFSETS
 from iaprof.record.unwinding.mappings import ImageGone, Images
@@ -71,9 +70,9 @@ class InterpreterSearch:
 class Interpreters:
     """The interpreters of all processes."""
 
-    def __init__(self, finishing: Finishing, images: Images, pythons: int) -> None:
-        """Args: reads files; numbers files; the descriptor of BPF's map of interpreters, which stays the caller's."""
-        self._search, self._pythons = InterpreterSearch(finishing, images), pythons
+    def __init__(self, finishing: Finishing, images: Images, spaces: Spaces) -> None:
+        """Args: reads files; numbers files; tells BPF."""
+        self._search, self._spaces = InterpreterSearch(finishing, images), spaces
         # By pid and start time: the mapping with the interpreter. It changes with exec.
         self._known: OrderedDict[tuple[int, int], Mapping] = OrderedDict()
 
@@ -117,8 +116,7 @@ class Interpreters:
         offsets = [getattr(layout, name) or 0 for name in PYTHON_OFFSETS]
         if layout.cframe_frame is not None:
             offsets[PYTHON_OFFSETS.index("thread_frame")] = layout.cframe_frame
-        packed = pack(PYTHON, born_ticks, runtime, 0, 0, *offsets)
-        write_element(self._pythons, struct.pack("<I", pid), packed)
+        self._spaces.set_python(pid, pack(PYTHON, born_ticks, runtime, 0, *offsets))
 
 
 def _program(pid: int) -> str:

@@ -149,9 +149,7 @@ class Readers(Closing):
 class Learner:
     """Finishes stacks and writes rules; `_serve` waits for work."""
 
-    def __init__(
-        self, table: RuleTable, spaces: Spaces, depth: int, first_space: int, pythons: int, readers: Readers
-    ) -> None:
+    def __init__(self, table: RuleTable, spaces: Spaces, depth: int, first_space: int, readers: Readers) -> None:
         """Begins without rules.
 
         Args:
@@ -159,12 +157,11 @@ class Learner:
             spaces: the processes in BPF; it stays the caller's.
             depth: the most addresses of a stack.
             first_space: the first number for spaces.
-            pythons: descriptor of BPF's map of interpreters; it stays the caller's.
             readers: the children; they stay the caller's.
         """
         self._table, self._spaces, self._depth = table, spaces, depth
         self._opener, self._images, self._finishing = readers.opener, readers.images, readers.finishing
-        self._interpreters = Interpreters(self._finishing, self._images, pythons)
+        self._interpreters = Interpreters(self._finishing, self._images, spaces)
         self._messages: list[bytes] = []  # about interpreters
         # Processes that may have an interpreter, and whether they will launch.
         self._to_search: OrderedDict[int, bool] = OrderedDict()
@@ -663,9 +660,9 @@ def main() -> None:
         maps = dict(zip(options["maps"], files, strict=True))
         ring = RingBuffer(maps["copies"], options["copies_bytes"], COPY)
         table = RuleTable(maps["rules"], options["bits"])
-        spaces = Spaces(*(maps[name] for name in ("spaces", "process_unloads", "missed_paths", "copies_done")))
+        spaces = Spaces(maps)
         first_space = 1 + options["starts"] * MOST_SPACES
-        learner = Learner(table, spaces, options["depth"], first_space, maps["pythons"], readers)
+        learner = Learner(table, spaces, options["depth"], first_space, readers)
         with contextlib.suppress(ConnectionError):  # the recorder has ended without waiting for answers
             _serve(learner, ring, channel)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 
 from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.rule_table import Spaces
 from iaprof.sandbox.worker import Worker
 
 MOST_STARTS = 4
@@ -26,7 +27,7 @@ _PREPARE_REQUEST = struct.Struct("<I?")
 _CHANNEL_BYTES = 8 << 20
 _DYING_S = 0.2
 _NICE = -20  # while it waits for a CPU, BPF copies stacks that lack rules, or leaves them unfinished
-_DESCRIPTORS = ("copies", "rules", "spaces", "process_unloads", "missed_paths", "copies_done", "pythons")
+_DESCRIPTORS = ("copies", "rules", *Spaces.MAPS)
 
 
 class LearnerProcess:

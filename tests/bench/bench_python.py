@@ -35,6 +35,7 @@ LAUNCHES = 2000  # of a turn
 STEPS, MOST_SLOWER = 30_000, 0.01  # of a turn; by which a sampled program may be slower
 OPTIONS = ("--cpu-freq", "0", "--metric-interval", "0")
 PYTHONS = {"map_type": "9", "key_size": "4", "value_size": "72"}  # the map of interpreters, by process
+CHANGES = {"map_type": "2", "key_size": "4", "value_size": "8", "max_entries": "2"}  # tells BPF to look at it
 KNOWN_S = 30.0
 LAUNCHING = """\
 import ctypes, sys
@@ -98,6 +99,7 @@ def launches(folder: Path, hardware: Hardware, rounds: int) -> float:
     with Recorder(hardware, capture, OPTIONS) as recorder:
         program.turn()  # its rules are learnt
         pythons, key = map_of(recorder.process.pid, **PYTHONS), struct.pack("<I", program.pid)
+        changes = map_of(recorder.process.pid, **CHANGES)
         interpreter = known(pythons, key)
         times: dict[bool, list[float]] = {False: [], True: []}
         for number in range(2 * rounds):
@@ -106,8 +108,10 @@ def launches(folder: Path, hardware: Hardware, rounds: int) -> float:
                 write_element(pythons, key, interpreter)
             else:
                 delete_element(pythons, key)
+            write_element(changes, struct.pack("<I", 0), struct.pack("<Q", 2**32 + number))
             times[is_known].append(program.turn())
         os.close(pythons)
+        os.close(changes)
         program.end()
         recorder.stop()
     reader = CaptureReader(capture)

@@ -43,7 +43,7 @@ def test_what_a_program_unloads_is_counted_before_it_maps_a_driver(tmp_path: Pat
     subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", library], check=True)
     with contextlib.closing(LaunchProbes(cpu_samples=False)) as probes:
         list(probes.libraries.running())
-        spaces = Spaces(*(probes.maps[name] for name in ("spaces", "process_unloads", "missed_paths", "copies_done")))
+        spaces = Spaces(probes.maps)
         words: list[str | Path] = [sys.executable, "-c", LOADS, library]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
             to_program, answers = program.stdin, program.stdout

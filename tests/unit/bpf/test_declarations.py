@@ -110,7 +110,7 @@ def test_packed_values_are_read_back_by_the_dtype() -> None:
     (space,) = np.frombuffer(pack(SPACE, 1, 2, 3, 4, 5, 54), SPACE)
     assert (space["of"].tolist(), int(space["number"]), int(space["shift"])) == ((1, 2, 3, 4), 5, 54)
     offsets = range(1, len(PYTHON_OFFSETS) + 1)
-    (python,) = np.frombuffer(pack(PYTHON, 1 << 40, 1 << 63, 0, 0, *offsets), PYTHON)
+    (python,) = np.frombuffer(pack(PYTHON, 1 << 40, 1 << 63, 0, *offsets), PYTHON)
     assert [int(python["layout"][name]) for name in PYTHON_OFFSETS] == list(offsets)
     for values in ((), range(300), [-1] * 1000):
         with pytest.raises(struct.error):

@@ -127,7 +127,7 @@ class LearnerUnderTest:
 
     def __init__(self) -> None:
         self.table, self.spaces, self.finishing = Table(), Spaces(), Finishing()
-        self.learner = Learner(self.table, self.spaces, DEPTH, 1, -1, Readers())  # type: ignore[arg-type]
+        self.learner = Learner(self.table, self.spaces, DEPTH, 1, Readers())  # type: ignore[arg-type]
         self.learner._finishing = self.finishing  # type: ignore[assignment]
         self.learner._interpreters = SimpleNamespace(failures=0, search=lambda *_: [])  # type: ignore[assignment]
 
