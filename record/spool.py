@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from isal import isal_zlib
+from isal.igzip_lib import IsalError
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import create, remove, rename
@@ -352,12 +353,12 @@ class SpoolReader:
             return None
         if length == size:
             return stored
-        decompressor = zlib.decompressobj()
+        decompressor = isal_zlib.decompressobj()
         try:
-            payload = decompressor.decompress(stored, size)
-        except zlib.error:
+            payload = decompressor.decompress(stored, size + 1)  # one more than it may have
+        except IsalError:  # type: ignore[misc]  # its stub says that this is no class
             return None
-        return payload if len(payload) == size and not decompressor.unconsumed_tail else None
+        return payload if len(payload) == size and decompressor.eof else None
 
     def _is_head(self, head: bytes) -> bool:
         return head.startswith(self.mark) and _is_whole(head)

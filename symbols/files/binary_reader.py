@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.elf import SHF_COMPRESSED, ElfError
+from iaprof.formats.distinct import distinct
 from iaprof.formats.file_names import as_text
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of, read_elf
@@ -319,9 +320,9 @@ def _numbers(
     answer: _Answer, keys: NDArray[np.int64], texts: Callable[[NDArray[np.int64], int], list[bytes]]
 ) -> NDArray[np.int64]:
     """Returns the numbers of the strings that `texts` gives for keys; it gets each distinct key once."""
-    distinct, inverse = np.unique(keys, return_inverse=True)
+    different, inverse = np.unique(keys, return_inverse=True)
     names = [
-        name if name.isascii() and len(name) <= LONGEST_NAME else _text(name) for name in texts(distinct, LONGEST_READ)
+        name if name.isascii() and len(name) <= LONGEST_NAME else _text(name) for name in texts(different, LONGEST_READ)
     ]
     return answer.numbers(names)[inverse]
 
@@ -350,7 +351,7 @@ def _remaining_ranges(
     Returns:
         uint64[n], first addresses; uint64[n], ends; int64[n], the index of each range's function.
     """
-    edges = np.unique(np.concatenate([functions.starts, functions.ends, exact, exact + np.uint64(1)]))
+    edges = distinct(np.concatenate([functions.starts, functions.ends, exact, exact + np.uint64(1)]))
     starts, ends = edges[:-1], edges[1:]
     indices = functions.find(starts)
     kept = (indices >= 0) & ~np.isin(starts, exact, assume_unique=True)

@@ -36,6 +36,7 @@ from iaprof.basics.elf import (
     in_file,
     in_memory,
 )
+from iaprof.formats.distinct import distinct
 from iaprof.formats.elf_tables import SYMBOL
 
 MOST_TABLE_BYTES = 1 << 28  # of a symbol table, and of its names
@@ -246,7 +247,7 @@ class Elf(ElfFile):
                 count = int.from_bytes(self.read(segment.offset + 8, 4), "little")
                 table = self.read(segment.offset + 12, min(count, _MOST_FRAMES) * _FRAME.itemsize)
                 starts = np.frombuffer(table[: len(table) // _FRAME.itemsize * _FRAME.itemsize], _FRAME)["start"]
-                return np.unique(starts.astype(np.int64).astype(np.uint64) + np.uint64(segment.address))
+                return distinct(starts.astype(np.int64).astype(np.uint64) + np.uint64(segment.address))
         return _NO_FRAMES
 
     def _section_ends(self, symbols: NDArray[np.void]) -> NDArray[np.uint64]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import number_texts, rows_equal, rows_where
+from iaprof.formats.distinct import distinct
 from iaprof.formats.ranges import RowsOfKeys, groups
 from iaprof.formats.wire.process_maps import HUGE_PAGE
 from iaprof.symbols.names.names import Module, ModuleKind, Place
@@ -127,7 +128,7 @@ class AddressSpaces:
             return []
         starts = self._starts[rows]
         ends = starts + np.minimum(self._lengths[rows], np.uint64(_LAST_ADDRESS) - starts)
-        bounds = np.unique(np.concatenate([starts, ends]))
+        bounds = distinct(np.concatenate([starts, ends]))
         times = np.full(len(bounds), time_ns, np.uint64)
         covering = self._mappings(pid, bounds, times, _MAX_FORKS)
         mapped = []

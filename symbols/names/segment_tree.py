@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import distinct
 from iaprof.formats.ranges import ranges
 
 
@@ -33,7 +34,7 @@ class SegmentTree:
             times: uint64[events].
             range_of: int64[events], the range that the event puts on top. Of simultaneous events the last one wins.
         """
-        self._bounds = np.unique(np.concatenate([starts, ends]))
+        self._bounds = distinct(np.concatenate([starts, ends]))
         self._leaves = 1 << len(self._bounds).bit_length()
         # An event's rank is its position in the order of time.
         self._event_of_rank = np.argsort(times, kind="stable")

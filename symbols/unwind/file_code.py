@@ -22,6 +22,7 @@ from iaprof.basics.elf import (
     ElfFile,
     in_file,
 )
+from iaprof.formats.distinct import distinct
 from iaprof.formats.elf_tables import SYMBOL
 from iaprof.symbols.unwind.cfi import Bytes, CallFrames, CfiError
 
@@ -93,7 +94,7 @@ def _prologues(elf: ElfFile) -> Prologues:
         if section.type in (SHT_SYMTAB, SHT_DYNSYM):
             table = elf.read(section.offset, min(section.size // SYMBOL.itemsize, _MOST_SYMBOLS) * SYMBOL.itemsize)
             starts.append(_functions(table[: len(table) // SYMBOL.itemsize * SYMBOL.itemsize]))
-    all_starts = np.unique(np.concatenate(starts))
+    all_starts = distinct(np.concatenate(starts))
     sampled = all_starts[:: max(1, -(-len(all_starts) // SAMPLED))]
     prologues = [prologue for address in sampled.tolist() if (prologue := _prologue(elf, address))]
     with_frame = sum(any(setup in prologue for setup in _FRAME_SETUPS) for prologue in prologues)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from iaprof.formats.distinct import groups, numbered, order_by, sums_of
+from iaprof.formats.distinct import distinct, groups, numbered, order_by, sums_of
 
 TYPES: tuple[type[np.integer[Any]], ...] = (np.int32, np.uint32, np.int64, np.uint64)
 
@@ -25,9 +25,10 @@ def columns(draw: st.DrawFn) -> np.ndarray[Any, np.dtype[Any]]:
 
 @given(columns())
 def test_values_and_numbers_are_those_of_plain_loops(values: np.ndarray[Any, np.dtype[Any]]) -> None:
-    distinct, number = numbered(values)
+    different, number = numbered(values)
     expected = sorted(set(values.tolist()))
-    assert (distinct.tolist(), distinct.dtype) == (expected, values.dtype)
+    assert (different.tolist(), different.dtype) == (expected, values.dtype)
+    assert (distinct(values).tolist(), distinct(values).dtype) == (expected, values.dtype)
     assert number.tolist() == [expected.index(each) for each in values.tolist()]
     assert number.dtype == np.int64
 
@@ -36,8 +37,8 @@ def test_values_and_numbers_are_those_of_plain_loops(values: np.ndarray[Any, np.
 @pytest.mark.parametrize("distance", [1, 1000, 1 << 42, 1 << 60])
 def test_many_rows(distance: int, count: int) -> None:
     rows = np.random.default_rng(1).integers(0, 8, count)
-    distinct, number = numbered(rows * distance - 5)
-    assert distinct.tolist() == [each * distance - 5 for each in range(8)]
+    different, number = numbered(rows * distance - 5)
+    assert different.tolist() == [each * distance - 5 for each in range(8)]
     assert np.array_equal(number, rows)
 
 
