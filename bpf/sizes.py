@@ -37,6 +37,7 @@ class Sizes:
     chunk_pages: int = 1024  # 4 MiB: more than a kernel's name and the code that one launch can send
     module_pages: int = 2048  # 8 MiB: twice as much of a module as one launch can send
     message_pages: int = 1  # of our library in programs of NVIDIA's GPUs; MESSAGE_PAGES where there are any
+    piece_pages: int = 1  # of cubins; PIECE_PAGES where there are any messages
     path_pages: int = 4  # of launches' paths; PATH_PAGES where there are any messages
     senders_remembered: int = 1 << 12  # of cubins
     list_pages: int = 512  # 2 MiB: 15,000 calls that execute, close, reset or destroy command lists
@@ -49,7 +50,9 @@ class Sizes:
 
 DEFAULT_SIZES = Sizes()
 MESSAGE_PAGES = 4096
-"""16 MiB: 1,000 messages, some 190,000 rows of samples or 16 MB of a cubin."""
+"""16 MiB: 1,000 messages, some 190,000 rows of samples."""
+PIECE_PAGES = 2048
+"""8 MiB: four times as much as a process sends at once. What finds no room is sent again."""
 PATH_PAGES = 512
 """2 MiB: 140 paths of launches."""
 
@@ -77,6 +80,7 @@ def program_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelO
         "CHUNK_WAKE_BYTES": _wake_bytes(sizes.chunk_pages),
         "MODULE_WAKE_BYTES": _wake_bytes(sizes.module_pages),
         "MESSAGE_WAKE_BYTES": _wake_bytes(sizes.message_pages),
+        "PIECE_WAKE_BYTES": _wake_bytes(sizes.piece_pages),
         "LIST_WAKE_BYTES": _wake_bytes(sizes.list_pages),
     }
 
@@ -174,6 +178,7 @@ def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:
         "modules": sizes.module_pages * PAGE_BYTES,
         "list_events": sizes.list_pages * PAGE_BYTES,
         "messages": sizes.message_pages * PAGE_BYTES,
+        "pieces": sizes.piece_pages * PAGE_BYTES,
         "paths": sizes.path_pages * PAGE_BYTES,
     }
 

@@ -9,11 +9,17 @@
  * the sender: of the others, only the first piece is taken, which says where the cubin is in their process. A sender that sends
  * nothing for some time, or of whose pieces one is lost, is none any more.
  *
- * The compiler sets MESSAGE_BYTES; the loader sets MESSAGE_WAKE_BYTES.
+ * Pieces of cubins have a ring buffer of their own, as they can wait, and samples cannot. Where it is full, the thread that sends a
+ * piece gets the signal AGAIN, and sends the piece again later. The library blocks that signal in its thread; it is one that does
+ * nothing to a process that is not prepared for it.
+ *
+ * The compiler sets MESSAGE_BYTES; the loader sets *_WAKE_BYTES.
  */
 #define SENDER_NS 2000000000ULL
+#define AGAIN 23 /* SIGURG; inject_cuda.c has it, too */
 
 BPF_RINGBUF_OUTPUT(messages, ANY);
+BPF_RINGBUF_OUTPUT(pieces, ANY);
 
 struct cubin {
     u64 crc;
@@ -38,23 +44,27 @@ struct message_head {
 };
 _Static_assert(sizeof(struct message_head) == __builtin_offsetof(struct message, data), "struct message has other members");
 
-/* Whether a piece of a cubin is taken: it is the first, or its process is the cubin's sender. */
-static __always_inline u64 is_taken(const struct message_head *head, const struct cubin *cubin) {
+/* Whether a piece of a cubin is wanted: it is the first, or its process is the cubin's sender. */
+static __always_inline u64 is_wanted(const struct message_head *head, const struct cubin *cubin) {
     struct sender *known = senders.lookup((struct cubin *)cubin), next = {.until = head->time + SENDER_NS, .pid = head->pid};
     u64 is_open = !known || hidden(known->until) < head->time, is_own = known && hidden(known->pid) == head->pid;
     if (head->offset && !is_own)
         return 0;
-    if (is_own || is_open) {
-        if (head->offset + head->bytes == head->total)
-            next.until = ~0ULL;
+    if (is_own || is_open)
         senders.update((struct cubin *)cubin, &next);
-    }
     return 1;
+}
+
+/* Notes that a piece of a cubin was taken. */
+static __always_inline void note_taken(const struct message_head *head, const struct cubin *cubin) {
+    struct sender *known = senders.lookup((struct cubin *)cubin);
+    if (known && hidden(known->pid) == head->pid && head->offset + head->bytes == head->total)
+        known->until = ~0ULL;
 }
 
 static __always_inline void send_message(u64 from, u64 time, u32 epoch) {
     struct message_head head = {};
-    u64 who = bpf_get_current_pid_tgid(), is_module = 0;
+    u64 who = bpf_get_current_pid_tgid(), is_piece = 0;
     if (read_user(&head.id, MESSAGE_HEAD, (void *)from)) {
         count(MESSAGES_LOST, 1);
         return;
@@ -63,21 +73,29 @@ static __always_inline void send_message(u64 from, u64 time, u32 epoch) {
     head.pid = who >> 32;
     head.uid = bpf_get_current_uid_gid();
     struct cubin cubin = {.crc = head.id, .bytes = head.total, .uid = head.uid, .epoch = epoch};
-    is_module = head.what == MESSAGE_OF_MODULE;
-    if (is_module && !is_taken(&head, &cubin))
+    is_piece = head.what == MESSAGE_OF_MODULE && head.bytes;
+    if (is_piece && !is_wanted(&head, &cubin))
         return;
-    struct message *message = messages.ringbuf_reserve(sizeof(struct message));
+    struct message *message;
+    if (is_piece)
+        message = pieces.ringbuf_reserve(sizeof(struct message));
+    else
+        message = messages.ringbuf_reserve(sizeof(struct message));
+    if (is_piece && !message && !bpf_send_signal_thread(AGAIN))
+        return;
     if (message) {
         __builtin_memcpy(message, &head, sizeof(head));
         if (!read_user(message->data, at_most(MESSAGE_BYTES, head.bytes), (void *)(from + MESSAGE_HEAD))) {
             count(MESSAGES, 1);
-            messages.ringbuf_submit(message, wakeup(message, sizeof(*message), MESSAGE_WAKE_BYTES));
+            messages.ringbuf_submit(message, wakeup(message, sizeof(*message), is_piece ? PIECE_WAKE_BYTES : MESSAGE_WAKE_BYTES));
+            if (is_piece)
+                note_taken(&head, &cubin);
             return;
         }
         messages.ringbuf_discard(message, BPF_RB_NO_WAKEUP);
     }
     count(MESSAGES_LOST, 1);
-    if (is_module)
+    if (is_piece)
         senders.delete(&cubin);
 }
 

@@ -239,8 +239,13 @@ class LaunchProbes:
 
     @property
     def messages(self) -> RingBuffer:
-        """The ring buffer of MESSAGE records of our library in programs of NVIDIA's GPUs."""
+        """The ring buffer of MESSAGE records of our library in programs of NVIDIA's GPUs, without `pieces`."""
         return self._wait_loaded().messages
+
+    @property
+    def pieces(self) -> RingBuffer:
+        """The ring buffer of those MESSAGE records that are pieces of cubins."""
+        return self._wait_loaded().pieces
 
     @property
     def paths(self) -> RingBuffer:
@@ -434,6 +439,7 @@ class _LoadedPrograms:
             self.modules = self._ring("modules", sizes.module_pages, CHUNK)
             self.list_events = self._ring("list_events", sizes.list_pages, LIST_RECORD)
             self.messages = self._ring("messages", sizes.message_pages, MESSAGE_RECORD)
+            self.pieces = self._ring("pieces", sizes.piece_pages, MESSAGE_RECORD)
             self.paths = self._ring("paths", sizes.path_pages, PATH_RECORD)
         except OSError as error:
             self.close()

@@ -372,7 +372,7 @@ class MessageOf(IntEnum):
     CONTEXT = 1  # a context was created and is sampled; `id` is its number
     SAMPLES = 2  # rows of samples of a context, taken between `begin` and `end`
     SUMS = 3  # what a drain of a context counted besides
-    MODULE = 4  # a piece of a cubin that was loaded at `begin`; `end` is the address of its first byte
+    MODULE = 4  # a piece of a cubin that was loaded at `begin`, or none; `end` is the address of the cubin's first byte
     KERNEL = 5  # the name of a kernel; `id` is its address, `end` its size
     EXECUTIONS = 6  # rows of executions
     PROBLEM = 7  # a sentence

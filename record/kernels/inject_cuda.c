@@ -50,7 +50,8 @@ __extension__ volatile unsigned short cuda_message_semaphore __attribute__((sect
 #define MOST_KEPT (1UL << 29) /* bytes of cubins that wait for a sample */
 #define END_REST_NS 10000000 /* for the recorder to take what was sent */
 #define ROWS_OF_LAUNCHES (MESSAGE_BYTES / sizeof(struct path_row)) /* of a message */
-#define MOST_SENT (2UL << 20) /* bytes of cubins that one drain sends: the ring buffer has room for eight times as much */
+#define MOST_SENT (2UL << 20) /* bytes of cubins that one drain sends: the ring buffer has room for four times as much */
+#define END_WAIT_NS 1500000000 /* how long the program's end waits for a recorder that takes no cubins: less than WAIT_NS */
 
 /* --- as much of the driver and of CUPTI as is needed */
 
@@ -282,6 +283,13 @@ static uint64_t now(void)
     return time.tv_sec * 1000000000ULL + time.tv_nsec;
 }
 
+static unsigned progress; /* of our thread, at the end of the process */
+
+static void made_progress(void)
+{
+    __atomic_add_fetch(&progress, 1, __ATOMIC_RELAXED);
+}
+
 static void rest(uint64_t ns)
 {
     const struct timespec time = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
@@ -321,6 +329,7 @@ struct module {
     uint8_t *cubin; /* NULL: it was sent, or there was no room for it */
     size_t bytes;
     bool is_wanted; /* it has samples */
+    size_t sent; /* bytes of the cubin */
     uint32_t functions; /* as many as the cubin has symbols */
     struct function *function;
     char *names;
@@ -977,26 +986,62 @@ static void drain(struct context *context)
     context->begin_ns = began - LATE_NS;
 }
 
-/* Sends pieces of cubins with samples, as much as is good at a time; returns whether there are more. Only our thread does. */
-static bool send_modules(void)
+/* A piece of a cubin for which the recorder has no room, its BPF program tells us by a signal to the thread that sends it
+ * (bpf/c/messages.c). Our thread blocks all signals; by default this one is ignored. */
+#define AGAIN SIGURG
+
+static bool is_told_again(void)
 {
-    static struct message piece = {.what = OF_MODULE};
+    sigset_t pending;
+    return !sigpending(&pending) && sigismember(&pending, AGAIN) == 1;
+}
+
+static struct message piece = {.what = OF_MODULE}; /* of our thread */
+
+/* Sends the piece; returns whether it was taken, or nobody can tell. */
+static bool send_piece(void)
+{
+    const struct timespec nothing = {0};
+    sigset_t again;
+    sigemptyset(&again);
+    sigaddset(&again, AGAIN);
+    bool is_program_s = is_told_again(); /* all of its threads block that signal, too, and it has not taken one yet */
+    send(&piece);
+    return is_program_s || !is_told_again() || sigtimedwait(&again, NULL, &nothing) != AGAIN;
+}
+
+static void begin_piece(const struct module *module, uint64_t offset)
+{
+    piece.id = module->crc;
+    piece.begin = module->loaded_ns;
+    piece.end = module->base;
+    piece.offset = offset;
+    piece.total = module->bytes;
+    piece.bytes = 0;
+}
+
+static struct module *first_wanted(void)
+{
     pthread_mutex_lock(&tables);
-    struct module *module = wanted; /* nobody else frees its cubin */
+    struct module *module = wanted; /* only our thread frees its cubin */
     pthread_mutex_unlock(&tables);
-    for (size_t sent = 0; module && sent < MOST_SENT; sent += piece.bytes) {
-        piece.offset = piece.id == module->crc ? piece.offset : 0;
-        piece.id = module->crc;
-        piece.begin = module->loaded_ns;
-        piece.end = module->base;
-        piece.total = module->bytes;
-        piece.bytes = module->bytes - piece.offset < MESSAGE_BYTES ? module->bytes - piece.offset : MESSAGE_BYTES;
-        memcpy(piece.data, module->cubin + piece.offset, piece.bytes);
-        send(&piece);
-        piece.offset += piece.bytes;
-        if (piece.offset < module->bytes)
+    return module;
+}
+
+/* Sends pieces of cubins with samples, as much as is good at a time and the recorder has room for; returns the number of bytes
+ * that it took. Only our thread does. */
+static size_t send_modules(void)
+{
+    size_t sent = 0;
+    for (struct module *module = first_wanted(); module && sent < MOST_SENT; sent += piece.bytes) {
+        begin_piece(module, module->sent);
+        piece.bytes = module->bytes - module->sent < MESSAGE_BYTES ? module->bytes - module->sent : MESSAGE_BYTES;
+        memcpy(piece.data, module->cubin + module->sent, piece.bytes);
+        if (!send_piece())
+            break;
+        module->sent += piece.bytes;
+        if (module->sent < module->bytes)
             continue;
-        piece.offset = 0;
         pthread_mutex_lock(&tables);
         kept -= module->bytes;
         free(module->cubin);
@@ -1007,7 +1052,26 @@ static bool send_modules(void)
         module = wanted;
         pthread_mutex_unlock(&tables);
     }
-    return module;
+    return sent;
+}
+
+/* Sends the cubins that are left, at the end of the process. If the recorder takes nothing for some time, it is only told where
+ * cubins are of which it has no piece: another process may send them, and it counts those that nobody sends. */
+static void send_last_modules(void)
+{
+    for (uint64_t since = now(); is_recorded() && first_wanted(); rest(END_REST_NS)) {
+        if (send_modules()) {
+            made_progress();
+            since = now();
+        } else if (now() - since > END_WAIT_NS) {
+            for (const struct module *module = first_wanted(); module; module = module->later) {
+                begin_piece(module, 0);
+                if (!module->sent)
+                    send(&piece);
+            }
+            return;
+        }
+    }
 }
 
 static void read_metrics(struct context *context)
@@ -1371,7 +1435,6 @@ static pthread_t thread;
 static pthread_mutex_t ending = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ended;
 static bool is_ending;    /* with `ending` */
-static unsigned progress; /* of our thread at the end */
 
 static void in_child(void)
 {
@@ -1389,11 +1452,6 @@ static bool wait_for_turn(void)
     bool goes_on = !is_ending;
     pthread_mutex_unlock(&ending);
     return goes_on;
-}
-
-static void made_progress(void)
-{
-    __atomic_add_fetch(&progress, 1, __ATOMIC_RELAXED);
 }
 
 static void let_go(void)
@@ -1414,10 +1472,7 @@ static void let_go(void)
     cupti.unsubscribe(subscriber);
     paths_send(send_launches, ROWS_OF_LAUNCHES); /* of launches that had begun before paths_end() */
     made_progress();
-    while (is_recorded() && send_modules()) {
-        made_progress();
-        rest(END_REST_NS);
-    }
+    send_last_modules();
 }
 
 static void *drain_all(void *unused)

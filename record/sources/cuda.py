@@ -338,7 +338,7 @@ class CudaSamples(Sampler):
     def _add_module(self, pid: int, process: _Process, message: np.void, now: int) -> bool:
         crc, data, offset = int(message["id"]), _data(message), int(message["offset"])
         total, base = int(message["total"]), int(message["end"])
-        if not data or offset + len(data) > total or (base + total) >> RANGE_BITS:
+        if not total or offset + len(data) > total or (base + total) >> RANGE_BITS:
             return False
         base += _range_of(pid)
         if total > MAX_MODULE_BYTES:
@@ -351,12 +351,16 @@ class CudaSamples(Sampler):
                 self._write_module(pid, cubin, digest, b"", place)
                 return True
             self._wait_for(cubin, pid, place)
+            if not data:
+                return True  # the process could send nothing of it; another one may
             self._begin_module(process, crc, _Module(total, base))
         module = process.modules.get(crc)
         if module is None:
             return True  # an earlier piece is missing, or another process has sent it all
-        is_next = (len(module.data), module.total, module.base) == (offset, total, base)
-        if not is_next or self._unfinished_bytes + len(data) > MAX_UNFINISHED_BYTES:
+        is_own = (module.total, module.base) == (total, base)
+        if is_own and offset + len(data) <= len(module.data):
+            return True  # it comes again, as the process could not know that it was taken
+        if not is_own or offset != len(module.data) or self._unfinished_bytes + len(data) > MAX_UNFINISHED_BYTES:
             self._end_module(process, crc)
             return True
         module.data += data

@@ -150,6 +150,7 @@ class Launches(Source):
             self._probes.chunks,
             self._probes.modules,
             self._probes.messages,
+            self._probes.pieces,
             self._probes.paths,
         ):
             loop.wait_for(ring.fileno(), self.read, select.EPOLLET)
@@ -192,6 +193,7 @@ class Launches(Source):
         for launches in self._paths.launches_of(messages[of_launches], now):
             self._write_launches(launches, now)
         self._sampler.take(messages[~of_launches], now)
+        self._sampler.take(self._probes.pieces.read(), now)
 
     def _write_launches(self, launches: NDArray[np.void], now: int) -> None:
         if not len(launches):
@@ -327,7 +329,7 @@ class Launches(Source):
             "stacks": (self._probes.stacks, self._probes.python_stacks, self._probes.codes),
             "cpu samples": (self._probes.samples,),
             "waits": (self._probes.waits,),
-            "messages": (self._probes.messages, self._probes.paths),
+            "messages": (self._probes.messages, self._probes.pieces, self._probes.paths),
             "kernels": (self._probes.compiled, self._probes.chunks, self._probes.modules),
         }
 

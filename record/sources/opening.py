@@ -9,7 +9,7 @@ from dataclasses import replace
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import Way
-from iaprof.bpf.sizes import MESSAGE_PAGES, PATH_PAGES
+from iaprof.bpf.sizes import MESSAGE_PAGES, PATH_PAGES, PIECE_PAGES
 from iaprof.record.kernels.calibrating import Calibrator
 from iaprof.record.kernels.collector import DebugElfCollector
 from iaprof.record.kernels.drivers import Drivers, vulkan_drivers
@@ -87,7 +87,7 @@ def open_sources(
     if calibrates := Way.ATTACH in options.launches.ways and not sampler.has_library:
         calibrator.take_installed(vulkan_drivers(bool(options.command)))
     probes = LaunchProbes(
-        replace(options.sizes, message_pages=MESSAGE_PAGES, path_pages=PATH_PAGES)
+        replace(options.sizes, message_pages=MESSAGE_PAGES, piece_pages=PIECE_PAGES, path_pages=PATH_PAGES)
         if sampler.has_library
         else options.sizes,
         options.launches.ways,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import struct
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,15 +202,20 @@ def test_processes_have_their_own_kernels(machine: Machine) -> None:
     assert len(set(modules["base"].to_pylist())) == 2
 
 
+def padded_cubin(path: Path, padding: bytes) -> Path:
+    """A cubin with something more in it."""
+    data = bytearray(cubin().read_bytes())
+    (headers,) = struct.unpack_from("<Q", data, 40)
+    data[40:48] = struct.pack("<Q", headers + len(padding))
+    path.write_bytes(data[:headers] + padding + data[headers:])
+    return path
+
+
 @thorough
 def test_processes_that_send_the_same_large_cubin(machine: Machine, tmp_path: Path) -> None:
     # given a cubin that is larger than the buffer of messages
-    data = bytearray(cubin().read_bytes())
-    (headers,) = struct.unpack_from("<Q", data, 40)
     padding = os.urandom(24 << 20)
-    data[40:48] = struct.pack("<Q", headers + len(padding))
-    large = tmp_path / "large.cubin"
-    large.write_bytes(data[:headers] + padding + data[headers:])
+    large = padded_cubin(tmp_path / "large.cubin", padding)
     # when several processes use it at the same time
     recorded = Recorded(machine, "fork", 5, "load", large, "launch", REDUCE, "A", 200, 300, "sync")
     # then all have its instructions, which the capture has once
@@ -220,6 +227,49 @@ def test_processes_that_send_the_same_large_cubin(machine: Machine, tmp_path: Pa
     assert len(elf) > len(padding) and large.read_bytes().startswith(elf)
     assert recorded.capture.header["probes"]["messages"] * MESSAGE_BYTES < 2 * len(elf)
     assert recorded.kernels() == {"reduce": sum(ledger.handed() for ledger in recorded.ledgers)}
+
+
+@pytest.mark.parametrize(
+    ("processes", "mib", "stopped_s", "then"),
+    usually(
+        [(4, 16, 1, ())],
+        [(4, 16, 1, ()), (8, 60, 1, ()), (8, 60, 1, ("sleep", 4000)), (4, 16, 3, ())],
+    ),
+    ids=lambda value: str(value),
+)
+def test_cubins_are_whole_though_the_recorder_stands_still(
+    machine: Machine, tmp_path: Path, processes: int, mib: int, stopped_s: float, then: tuple[str | int, ...]
+) -> None:
+    # given processes that have large cubins of their own
+    cubins = [
+        padded_cubin(tmp_path / f"{number}.cubin", struct.pack("<Q", number) * (mib << 17))
+        for number in range(processes)
+    ]
+    work = ("say", "there", "wait", "launch", REDUCE, "A", 200, 500, "sync", *then)
+    commands = [shlex.join(machine.programs.command("load", each, *work)) for each in cubins]
+    script = f"exec 3<&0; {''.join(f'{each} <&3 & ' for each in commands)} wait"
+    path = machine.folder / "cap"
+    command = [*IAPROF, "record", "-o", str(path), *BARE, "--", "sh", "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | machine.env(), **pipes) as recorder:  # type: ignore[call-overload]
+        assert [recorder.stdout.readline() for _ in cubins] == ["there\n"] * processes
+        # when all launch at the same moment, and the recorder gets no CPU meanwhile
+        recorder.send_signal(signal.SIGSTOP)
+        recorder.stdin.write("\n" * processes)
+        recorder.stdin.flush()
+        time.sleep(stopped_s)
+        recorder.send_signal(signal.SIGCONT)
+        _, told = recorder.communicate(timeout=LONGEST_WAIT_S)
+    # then it gets them all, or says how many are missing if it took nothing for longer than programs wait at their end
+    assert recorder.returncode == 0, told
+    ledgers = read_ledgers(machine.ledger)
+    losses = {(each["source"], each["what"]): each["count"] for each in CaptureReader(path).header["losses"]}
+    elfs = [elf for elf in CaptureReader(path).table("kernel", ("elf",))["elf"].to_pylist() if elf is not None]
+    found = sum(len(elf) > mib << 20 for elf in elfs)
+    assert len(ledgers) == processes
+    assert found == (processes if stopped_s < 1.5 else 0)
+    assert ("messages", "lost") not in losses
+    assert losses.get(("cubins", "incomplete"), 0) == processes - found
 
 
 def test_modules_that_are_unloaded_keep_their_samples(machine: Machine) -> None:

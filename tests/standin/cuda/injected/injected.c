@@ -2,8 +2,11 @@
 /* inject_cuda.c as if it was recorded: what its probes are raised with is written to the file INJECTED_OUTPUT.PID instead. Each record
  * is struct message without the rest of its data; a launch is one whose `what` is 100, with the name as data.
  *
- *   INJECTED_SECONDS    the recorder is gone after so many seconds */
+ *   INJECTED_SECONDS    the recorder is gone after so many seconds
+ *   INJECTED_ROOM       of so many pieces of cubins one is taken; 0: none. The others are answered as BPF does
+ *   INJECTED_URGENT     the program has a signal of its own, the one that these answers are, which it never takes */
 #define _GNU_SOURCE
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -38,10 +41,24 @@ static void write_message(const struct message *message, const void *data)
     pthread_mutex_unlock(&opening);
 }
 
+static bool is_taken(const struct message *message)
+{
+    static unsigned pieces;
+    const char *room = getenv("INJECTED_ROOM");
+    if (!room || message->what != OF_MODULE || !message->bytes)
+        return true;
+    unsigned one_of = atoi(room);
+    return one_of && ++pieces % one_of == 0;
+}
+
 static void probe_message(const struct message *message)
 {
-    if (is_recorded())
+    if (!is_recorded())
+        return;
+    if (is_taken(message))
         write_message(message, message->data);
+    else
+        pthread_kill(pthread_self(), SIGURG);
 }
 
 static void probe_launch_kernel(uint64_t iba, uint64_t address, uint64_t size, const char *name, uint64_t list, uint64_t correlation,
@@ -74,6 +91,18 @@ __attribute__((constructor)) static void begin_recording(void)
     char *seconds = getenv("INJECTED_SECONDS");
     const char *output = getenv("INJECTED_OUTPUT");
     cuda_message_semaphore = cuda_launch_kernel_semaphore = output && *output;
+    sigset_t urgent;
+    sigemptyset(&urgent);
+    sigaddset(&urgent, SIGURG);
+    if (getenv("INJECTED_URGENT") && !pthread_sigmask(SIG_BLOCK, &urgent, NULL))
+        kill(getpid(), SIGURG);
     if (seconds && !pthread_create(&waiting, NULL, end_recording, seconds))
         pthread_detach(waiting);
+}
+
+__attribute__((destructor)) static void expect_signal(void)
+{
+    sigset_t pending;
+    if (getenv("INJECTED_URGENT") && (sigpending(&pending) || !sigismember(&pending, SIGURG)))
+        abort(); /* somebody has taken it */
 }

@@ -6,6 +6,7 @@ Nothing is recorded here, so this needs no root; tests/integration/test_cuda.py 
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import time
 from collections import Counter
@@ -270,6 +271,44 @@ def test_the_recorder_is_gone(run: Runner) -> None:
     assert 0 < said.launches().total() < 3000
     assert 0 < said.samples < ledger.handed()
     assert not any(context.enabled for context in ledger.contexts)
+
+
+def large_cubin(path: Path, size: int) -> Path:
+    """A cubin that goes in many pieces."""
+    data = bytearray(cubin().read_bytes())
+    (headers,) = struct.unpack_from("<Q", data, 40)
+    struct.pack_into("<Q", data, 40, headers + size)
+    path.write_bytes(data[:headers] + os.urandom(size) + data[headers:])
+    return path
+
+
+def test_pieces_of_cubins_that_are_not_taken_are_sent_again(run: Runner, tmp_path: Path) -> None:
+    large = large_cubin(tmp_path / "large.cubin", 300_000)
+    words = (*LOAD, "launch", REDUCE, "A", 100, 500, "load", large, "launch", SCALE, "B", 100, 500, "sync")
+    said, _ = run(*words, settings={"INJECTED_ROOM": "3"}).only
+    small, found = sorted(said.modules, key=len)
+    assert small == cubin().read_bytes()
+    assert large.read_bytes().startswith(found)  # the driver loads what is in segments and sections
+    assert len(found) > 300_000
+
+
+def test_a_recorder_that_takes_no_pieces_does_not_hang_the_program(run: Runner, tmp_path: Path) -> None:
+    large = large_cubin(tmp_path / "large.cubin", 1 << 20)
+    words = (*LOAD, "launch", REDUCE, "A", 100, 500, "load", large, "launch", SCALE, "B", 100, 500, "sync")
+    ran = run(*words, settings={"INJECTED_ROOM": "0"})
+    assert ran.code == 0
+    assert ran.seconds < 5
+    # and it is told where the cubins are, for another process to send them
+    said, ledger = ran.only
+    assert [(head["bytes"], head["offset"]) for head, _ in said.of(MessageOf.MODULE)] == [(0, 0)] * 2
+    assert {head["total"] for head, _ in said.of(MessageOf.MODULE)} == {each.size for each in ledger.cubins}
+    assert all(head["end"] for head, _ in said.of(MessageOf.MODULE))
+
+
+def test_a_signal_of_the_program_s_own_is_no_answer(run: Runner) -> None:
+    ran = run(*LOAD, "launch", REDUCE, "A", 100, 500, "sync", settings={"INJECTED_URGENT": "1"})
+    assert (ran.code, ran.errors) == (0, "")  # the program has it still
+    assert ran.only[0].modules == [cubin().read_bytes()]
 
 
 def test_nobody_records(run: Runner) -> None:

@@ -26,7 +26,7 @@ RECORD = np.dtype([("number", "<u8"), ("more", "<u8"), ("last", "<u8")])
 BUSY, DISCARDED = 1 << 31, 1 << 30
 RINGS = (
     "launches", "list_events", "stacks", "python_stacks", "codes", "samples", "waits", "compiled", "chunks", "modules",
-    "messages", "paths",
+    "messages", "pieces", "paths",
 )  # fmt: skip
 
 
