@@ -11,6 +11,7 @@
  * (Linux 5.15). If bcc finds the names of the others (Linux 5.5) in a program, it reads all of the kernel's symbols to check
  * whether the kernel has them, which would double the time to compile. */
 static u64 (*attach_cookie)(void *ctx) = (void *)174;
+static long (*signal_thread)(u32 number) = (void *)117;
 static u64 (*this_task)(void) = (void *)158; /* with BTF: its members can be read without a helper */
 static long (*read_user)(void *to, u32 size, const void *from) = (void *)112;
 static long (*read_user_text)(void *to, u32 size, const void *from) = (void *)114;

@@ -81,7 +81,7 @@ static __always_inline void send_message(u64 from, u64 time, u32 epoch) {
         message = pieces.ringbuf_reserve(sizeof(struct message));
     else
         message = messages.ringbuf_reserve(sizeof(struct message));
-    if (is_piece && !message && !bpf_send_signal_thread(AGAIN))
+    if (is_piece && !message && !signal_thread(AGAIN))
         return;
     if (message) {
         __builtin_memcpy(message, &head, sizeof(head));
