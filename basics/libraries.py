@@ -72,13 +72,19 @@ def restrict_libraries() -> None:
 
 def look_for_pandas() -> None:
     """Makes Arrow look now, and Ctrl-C come after it; otherwise Arrow drops the KeyboardInterrupt. Imports Arrow."""
-    import numpy as np
     import pyarrow as pa
+
+    leave_out_masked_arrays()
+    with _ctrl_c_comes_later():
+        pa.array([0]).to_numpy()
+
+
+def leave_out_masked_arrays() -> None:
+    """Makes NumPy believe that no array is masked, until somebody imports `numpy.ma`. Imports NumPy."""
+    import numpy as np
 
     if "numpy.ma" not in sys.modules:
         np.ma = _NoMaskedArrays("numpy.ma")
-    with _ctrl_c_comes_later():
-        pa.array([0]).to_numpy()
 
 
 class _NoMaskedArrays(ModuleType):

@@ -21,18 +21,17 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import is_untrusted
+from iaprof.bpf.structs import MAX_CLASSES, MAX_OPERATIONS
 from iaprof.formats.wire.launches import transfer_function_number
 
 SHIPPED = Path(__file__).with_name("layouts")
 CACHE = Path("/var/cache/iaprof/layouts")
 MAX_ENTRIES = 128
 MAX_PATH = 6  # offsets per path; handles.c can hold the five pointers in between
-MAX_CLASSES = 8
 MAX_GPUS = 8  # their numbers are stored in three bits of a handle
 MAX_OFFSET = 0x7FFF  # bytes; fits the signed 16-bit fields of handles.c
 MAX_BOUND_OFFSET = 0x1FFFF  # bytes of a command buffer; fits the 32-bit fields of handles.c
 MAX_WINDOW = 1 << 32  # bytes
-MAX_OPERATIONS = 32  # kinds of them, a power of two; the last one has no name
 MOST_NAME_BYTES = 16  # of an operation's name
 REVISION = 2
 """Of what calibrating finds of a Vulkan driver: raised when it finds more."""

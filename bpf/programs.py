@@ -20,8 +20,8 @@ import numpy as np
 from iaprof.bpf import structs
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compile.compiler import Source
-from iaprof.bpf.driver_layout import MAX_CLASSES, MAX_GPUS, MAX_OPERATIONS, STAGES
-from iaprof.bpf.structs import Phase
+from iaprof.bpf.driver_layout import MAX_GPUS, STAGES
+from iaprof.bpf.structs import MAX_CLASSES, MAX_OPERATIONS, Phase
 from iaprof.formats.header import waits
 from iaprof.formats.wire import launches
 from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, RuleKind, Walked

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 
 from iaprof.bpf.btf import Btf, BtfError
 from iaprof.formats.header.waits import SHORT_NS
+from iaprof.formats.wire.launches import COPY_PAGES, SAMPLE_COPY_PAGES
 
 MAX_PROBES = 4096  # probe locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
 MAX_ENTRIES = 4096  # probed functions of all drivers without probes
-COPY_PAGES = 16  # maximum number of pages in a copy of a stack,
-SAMPLE_COPY_PAGES = 32  # and of a CPU sample's: libraries of linear algebra have frames of 64 KiB
 PAGE_BYTES = 4096
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from iaprof.bpf.driver_layout import MAX_CLASSES, MAX_OPERATIONS
 from iaprof.formats.wire.launches import MAPPING_STATE, PYTHON_LAYOUT
 
 MAX_ARGS = 7  # of a probe
+MAX_CLASSES = 8  # of a driver's kernels, by their handles
+MAX_OPERATIONS = 32  # kinds of them, a power of two; the last one has no name
 MAX_STEPS = 16  # of `address_steps` and of `description_steps` in LAYOUT
 NO_REGISTER = 17  # as a register's index: the value 0
 

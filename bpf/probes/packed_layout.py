@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 from iaprof.bpf.driver_layout import (
     ARGUMENTS,
-    MAX_CLASSES,
     MAX_GPUS,
-    MAX_OPERATIONS,
     MOST_NAME_BYTES,
     OF_DRAWS,
     OWN_LAUNCHES,
@@ -21,7 +19,18 @@ from iaprof.bpf.driver_layout import (
     LayoutError,
     Operations,
 )
-from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, WAIT_ENTRY, AddressValue, DescriptionValue, SizeKind, pack
+from iaprof.bpf.structs import (
+    ENTRY,
+    LAYOUT,
+    MAX_CLASSES,
+    MAX_OPERATIONS,
+    MAX_STEPS,
+    WAIT_ENTRY,
+    AddressValue,
+    DescriptionValue,
+    SizeKind,
+    pack,
+)
 from iaprof.formats.header.waits import FUNCTIONS
 from iaprof.formats.wire.launches import (
     LaunchFlags,

@@ -235,6 +235,8 @@ COPIED = np.dtype(
         ("address", "<u8"),  # of the page; 0 in the last record, which has no page
     ]
 )
+COPY_PAGES = 16  # maximum number of pages in a copy of a stack,
+SAMPLE_COPY_PAGES = 32  # and of a CPU sample's: libraries of linear algebra have frames of 64 KiB
 COPY = np.dtype([*((name, COPIED[name]) for name in COPIED.names or ()), ("page", f"V{PAGE_BYTES}")])
 
 

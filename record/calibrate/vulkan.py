@@ -9,7 +9,6 @@ from typing import Any
 from iaprof.basics.clean import clean
 from iaprof.bpf.driver_layout import (
     MADE_BY,
-    MAX_OPERATIONS,
     OF_DRAWS,
     REVISION,
     Action,
@@ -18,6 +17,7 @@ from iaprof.bpf.driver_layout import (
     Layout,
     Operations,
 )
+from iaprof.bpf.structs import MAX_OPERATIONS
 from iaprof.record.calibrate.answer import MAX_PROBLEM, read_place, read_places
 from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.vulkan_driver import MOST_DEVICES

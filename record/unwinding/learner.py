@@ -32,8 +32,7 @@ from iaprof.basics.heap import take_in_advance
 from iaprof.bpf.maps import MOST_RECORDS, RingBuffer
 from iaprof.bpf.processes import TICK_NS, born_ns
 from iaprof.bpf.rule_table import MappingState, RuleTable, Spaces
-from iaprof.bpf.sizes import COPY_PAGES
-from iaprof.formats.wire.launches import COPY
+from iaprof.formats.wire.launches import COPY, COPY_PAGES
 from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.interpreters import Interpreters

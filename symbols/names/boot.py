@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 
 from iaprof.formats.wire.process_maps import lines, mappings, maps_of
-from iaprof.symbols.names.names import ModuleKind
 
 _LINE = lines(rb"\[vdso\]")
 _MOST_BYTES = 1 << 20  # it has a few pages
@@ -38,7 +37,7 @@ def open_vdso() -> int | None:
     for mapping in mappings(maps_of(), _LINE):
         with open("/proc/self/mem", "rb", buffering=0) as memory:
             content = os.pread(memory.fileno(), min(mapping.end - mapping.start, _MOST_BYTES), mapping.start)
-        file = os.memfd_create("iaprof " + ModuleKind.VDSO)
+        file = os.memfd_create("iaprof vdso")
         os.write(file, content)
         os.lseek(file, 0, os.SEEK_SET)
         return file
