@@ -12,8 +12,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from iaprof.basics.errors import IaprofError
 
@@ -35,8 +34,7 @@ class BpfUnavailable(IaprofError):
     needs_bcc = False  # the kernel refused the programs that ship, so bcc and kernel headers are needed
 
 
-@dataclass(frozen=True)
-class Map:
+class Map(NamedTuple):
     """The arguments of BPF_MAP_CREATE; the loader may choose another number of entries."""
 
     type: int  # enum bpf_map_type
@@ -46,8 +44,7 @@ class Map:
     flags: int
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """A program's instructions, with zeros where map descriptors and constants are filled in."""
 
     code: bytes
@@ -75,8 +72,7 @@ class Program:
         return bytes(code)
 
 
-@dataclass(frozen=True)
-class Bytecode:
+class Bytecode(NamedTuple):
     """Programs and the maps that they share."""
 
     source: str  # digest of the source (compile.compiler.Source.digest)
@@ -90,7 +86,7 @@ class Bytecode:
             "about": "Made by 'make bytecode'; after a merge conflict, run it again.",
             "source": self.source,
             "compiler": self.compiler,
-            "maps": {name: vars(each) for name, each in sorted(self.maps.items())},
+            "maps": {name: each._asdict() for name, each in sorted(self.maps.items())},
             "programs": {
                 name: {
                     "maps": _references(each.maps),

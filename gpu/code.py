@@ -8,8 +8,7 @@ bounds its work and memory by the file's length.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from iaprof.basics.errors import IaprofError
 
@@ -25,8 +24,7 @@ def canonical(address: int) -> int:
     return address & ADDRESS_MASK
 
 
-@dataclass(frozen=True, slots=True)
-class CodeFunction:
+class CodeFunction(NamedTuple):
     """A function in a kernel's code, other than the kernel itself."""
 
     name: str  # from the symbol table; may be mangled
@@ -34,8 +32,7 @@ class CodeFunction:
     size: int  # bytes, 0 if the symbol table does not say
 
 
-@dataclass(frozen=True, slots=True)
-class CodeKernel:
+class CodeKernel(NamedTuple):
     """A kernel of a code object."""
 
     name: str  # may be mangled
@@ -58,8 +55,7 @@ class CodeKernel:
         return hashlib.sha256(code).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class CodeObject:
+class CodeObject(NamedTuple):
     """The kernels of a code object, in the order of the file."""
 
     kernels: tuple[CodeKernel, ...]
@@ -68,8 +64,7 @@ class CodeObject:
     without_code: frozenset[str] = frozenset()  # names of kernels of which only debug information is there
 
 
-@dataclass(frozen=True, slots=True)
-class CodePlace:
+class CodePlace(NamedTuple):
     """Where an instruction comes from, or the call of a function that was inlined."""
 
     function: str  # that was inlined here, may be mangled; "": none, so that the symbol table says which function it is

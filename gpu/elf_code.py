@@ -6,7 +6,7 @@ are bounded by its length. basics/elf.py has the layout of ELF files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from iaprof.basics import elf
 from iaprof.gpu.code import CodeFunction, CodeObjectError, canonical
@@ -14,8 +14,7 @@ from iaprof.gpu.code import CodeFunction, CodeObjectError, canonical
 TEXT_PREFIX = ".text."  # a kernel's section is named .text.<kernel>
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """An entry of the section table."""
 
     name: str

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 UNDECODABLE = "[undecodable]"  # the mnemonic of bytes that the decoder does not know
 
@@ -28,8 +28,7 @@ class NotDecoded(Exception):
     """The decoder rejected the code; the text is its message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
+class Decoding(NamedTuple):
     """Decoded instructions, as columns, and the decoder's message."""
 
     pcs: list[int]  # bytes from the code's start

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from iaprof.gpu.code import ADDRESS_MASK
 
@@ -22,8 +21,7 @@ ACTIVE = "active"
 """The reason that every vendor gives to samples in which the thread issued an instruction: it is no stall."""
 
 
-@dataclass(frozen=True)
-class SampleRows:
+class SampleRows(NamedTuple):
     """A vendor's kind of rows. Their first columns are `time_ns`, `begin_ns` and `stream`, as of all vendors."""
 
     kind: str  # the name of the kind of rows: "stall"
@@ -32,8 +30,7 @@ class SampleRows:
     since: int  # the first format of captures that has the kind
 
 
-@dataclass(frozen=True)
-class Fields:
+class Fields(NamedTuple):
     """Where records have their addresses and counts, for report/join/records.c; bits count from the first word on."""
 
     address_mask: int  # of the first word

@@ -6,10 +6,9 @@ import resource
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iaprof.formats.header.budgets import BUDGET, THINNED, change, sampled
 from iaprof.record.journal import Journal
@@ -26,8 +25,7 @@ SPREAD_S = 600.0  # over which the cost of a child that has ended counts, such a
 SLOWEST_METRICS_NS = 10_000_000_000
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """How densely to sample; 0: not at all."""
 
     cpu_hz: int  # CPU samples per second and CPU
@@ -44,8 +42,7 @@ def levels(full: Level) -> tuple[Level, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What a budget asks for."""
 
     level: Level

@@ -26,7 +26,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from isal import isal_zlib
 from isal.igzip_lib import IsalError
@@ -83,8 +83,7 @@ _COMPRESSED = {
 }
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame; times are CLOCK_MONOTONIC ns."""
 
     kind: FrameKind

@@ -11,8 +11,6 @@ CUDA 12 and 13.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from iaprof.gpu.code import CodeKernel, CodeObject
 from iaprof.gpu.elf_code import TEXT_PREFIX, Section, check_size, functions, kernel_sections, read_sections
 from iaprof.gpu.nvidia.architectures import EM_CUDA
@@ -32,7 +30,7 @@ def read_cubin(data: bytes) -> CodeObject:
     kernels = []
     for index, section in texts.items():
         name = section.name.removeprefix(TEXT_PREFIX)
-        own = [replace(each, name=_own_name(each.name)) for each in of_kernels.get(index, ())]
+        own = [each._replace(name=_own_name(each.name)) for each in of_kernels.get(index, ())]
         at_start = [each.size for each in own if each.name == name and each.offset == 0]
         kernels.append(
             CodeKernel(

@@ -13,8 +13,7 @@ import os
 import socket
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,7 @@ _LAST_WAIT_S = 0.2  # for killed children to end, when the recording ends
 MAX_TOTAL_BYTES = 4 << 30  # of distinct contents in one output file
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(NamedTuple):
     """A module that a process compiled."""
 
     time_ns: int
@@ -43,8 +41,7 @@ class Compiled:
     account: str  # which answers for the process
 
 
-@dataclass(frozen=True)
-class TakenElf:
+class TakenElf(NamedTuple):
     """A debug ELF. `content` is None if the same content came before."""
 
     compiled: Compiled
@@ -53,8 +50,7 @@ class TakenElf:
     content: memoryview | None
 
 
-@dataclass(frozen=True)
-class RefusedElf:
+class RefusedElf(NamedTuple):
     """A debug ELF that was not taken, and why."""
 
     compiled: Compiled

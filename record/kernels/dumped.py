@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -285,7 +285,7 @@ def _loaded(kernel: CodeKernel, placed: PlacedKernel) -> bytes:
     """Returns a kernel's whole section as the GPU has it; CodeObjectError if that is other code than the zebin's."""
     size = len(kernel.code)
     code = placed.code[:size] + kernel.code[len(placed.code) :]
-    if not size or replace(kernel, code=code).fingerprint != kernel.fingerprint:
+    if not size or kernel._replace(code=code).fingerprint != kernel.fingerprint:
         raise CodeObjectError("it has other code")
     return code
 

@@ -15,7 +15,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,7 @@ UNREADABLE = (FORBIDDEN, NOT_REGULAR)
 """Reasons for which its process cannot read the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rights:
+class Rights(NamedTuple):
     """With whose rights a file is opened."""
 
     uid: int
@@ -162,8 +161,7 @@ MOST_FILES = 1 << 18
 _SLACK_NS = 1_000_000  # between two readings of two clocks
 
 
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
+class FileIdentity(NamedTuple):
     """A file, as it was when it was mapped."""
 
     device: int  # major number << 32 | minor number

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +44,7 @@ class ModuleKind(StrEnum):
     GENERATED = "generated"  # code that a process generated; addresses are virtual addresses of that process
 
 
-@dataclass(frozen=True, slots=True)
-class Module:
+class Module(NamedTuple):
     """A file or mapping with CPU code."""
 
     kind: ModuleKind
@@ -66,8 +65,7 @@ class Module:
         return self.build_id, self.path, self.inode
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """An address in a module."""
 
     module: Module
@@ -93,8 +91,7 @@ def is_shortened(name: str) -> bool:
     return len(name) > LONGEST_NAME // 4 and _SHORTENED.search(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """A function of a chain of inlined ones, and where in its source the code is, or the call of the next function."""
 
     function: str

@@ -169,8 +169,7 @@ _IN_TABLE = {
 _NOT_PUBLISHED = {"code_version": 92, "string_other_data": 56}  # the same in 3.13 to 3.15
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(NamedTuple):
     """A part of _Py_DebugOffsets: the size of a structure, followed by the offsets of its members."""
 
     structure: str
@@ -297,8 +296,7 @@ class Version(NamedTuple):
         return f"{self.major}.{self.minor}.{self.micro}"
 
 
-@dataclass(frozen=True)
-class Interpreter:
+class Interpreter(NamedTuple):
     """A CPython interpreter whose frames can be walked."""
 
     version: Version

@@ -64,8 +64,7 @@ class HowFound(IntEnum):
     INTERRUPTED = 2  # not a return address: a signal interrupted this instruction
 
 
-@dataclass(frozen=True)
-class StackCopy:
+class StackCopy(NamedTuple):
     """A copied stack, and the registers of its innermost frame."""
 
     registers: Mapped[int, int]  # by DWARF number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import re
@@ -99,7 +98,7 @@ def test_programs_with_other_elements_are_not_loaded(
 
     monkeypatch.setattr(loader, "create_map", made)
     good = shipped()
-    other = dataclasses.replace(good, maps={**good.maps, name: dataclasses.replace(good.maps[name], **change)})
+    other = good._replace(maps={**good.maps, name: good.maps[name]._replace(**change)})
     with pytest.raises(BytecodeError, match=f"in their map {name}, not of"):
         load(other, {}, {})
 
