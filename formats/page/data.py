@@ -29,7 +29,14 @@ from iaprof.formats.export import Export
 from iaprof.formats.guesses import NOTE, SUFFIX, is_guess
 from iaprof.formats.profile import UNKNOWN_KERNEL, CodeKind, Profile, StackOptions, kernel_name
 from iaprof.formats.stacks.frames import Frame
-from iaprof.formats.stacks.trees import Tree, cpu_tree, divided_nodes, stall_tree, without_offsets
+from iaprof.formats.stacks.trees import (
+    Tree,
+    TreeByTime,
+    cpu_tree,
+    divided_nodes,
+    stall_tree_by_time,
+    without_offsets,
+)
 from iaprof.gpu.vendors import meanings
 
 _LONGEST_KERNEL = 2_000  # characters
@@ -93,7 +100,8 @@ def payload(
         to_pack = [_TreeToPack("stalls", stalls, None if by_time is None else by_time.result())]
     if export.cpu is not None and len(export.cpu.count):
         tree = cpu_tree(export.cpu, upright, key)
-        to_pack.append(_TreeToPack("cpu", _KernelTree(tree, np.zeros(len(tree.node), np.int64), ("",))))
+        stacks = _KernelTree(TreeByTime.of_rows(tree), np.zeros(len(tree.node), np.int64), ("",))
+        to_pack.append(_TreeToPack("cpu", stacks))
     packing = _Packing(_intervals(export), most_nodes, most_entries, options.percent_limit / 100)
     packing.pack(to_pack)
     if export.by_time is not None:
@@ -141,9 +149,14 @@ def _intervals(export: Export) -> int:
 class _KernelTree:
     """A tree, and the kernel of each of its rows."""
 
-    tree: Tree
+    by_time: TreeByTime
     kernel: _Ints  # [rows], index into kernels
     kernels: Sequence[str]  # names, as in the page's table of kernels
+
+    @property
+    def tree(self) -> Tree:
+        """The tree itself."""
+        return self.by_time.tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +182,9 @@ class _Samples:
 
 
 def _stalls(profile: Profile, options: StackOptions, key: Callable[[Frame], Hashable]) -> _KernelTree:
-    tree = stall_tree(profile, options, key)
-    row, *_ = profile.entries()  # the rows of the tree
+    by_time, row = stall_tree_by_time(profile, options, key)
     names, number = kernels_of_rows(profile)
-    return _KernelTree(tree, number[row], names)
+    return _KernelTree(by_time, number[row], names)
 
 
 def _pruned(tree: Tree, most: int, least: float) -> Tree:
@@ -233,8 +245,15 @@ def _walked(tree: Tree) -> Tree:
     return replace(tree, parent=parent, frame=tree.frame[walk], node=place[tree.node])
 
 
-def _samples(tree: Tree, kernel: _Ints, step: int) -> _Samples:
-    """Samples of a tree by leaf, and, unless `step` is 0, by time in steps of `step` intervals."""
+def _samples(tree: Tree, stacks: _KernelTree, step: int) -> _Samples:
+    """Samples of a tree by leaf, and, unless `step` is 0, by time in steps of `step` intervals.
+
+    Args:
+        tree: that of the stacks, or what is left of it.
+        stacks: what the tree's rows are.
+        step: the number of intervals.
+    """
+    kernel, by_time = stacks.kernel, stacks.by_time
     kernels = int(kernel.max(initial=0)) + 1
     reason = np.maximum(tree.reason, 0)  # CPU samples have no reason
     reasons = int(reason.max(initial=0)) + 1
@@ -245,7 +264,7 @@ def _samples(tree: Tree, kernel: _Ints, step: int) -> _Samples:
     if not step:
         none = np.empty(0, np.int64)
         return _Samples(node, reason_of, kernel_of, total, none, none, none)
-    moments, count = sums_of(tree.interval // step * max(len(leaves), 1) + leaf, tree.count)
+    moments, count = sums_of(by_time.interval // step * max(len(leaves), 1) + leaf[by_time.row], by_time.count)
     interval, leaf_of = np.divmod(moments, max(len(leaves), 1))
     return _Samples(node, reason_of, kernel_of, total, interval, leaf_of, count)
 
@@ -279,8 +298,8 @@ class _Packing:
             if ranges is whole:
                 self._pack(each.name, whole, samples, divided, timed.kernels)
                 continue
-            of_whole = _samples(whole, each.stacks.kernel, 0)
-            self._pack(each.name, whole, of_whole, divided_nodes(whole), each.stacks.kernels)
+            of_whole = _samples(whole, each.stacks, 0)
+            self._pack(each.name, whole, of_whole, divided_nodes(whole, each.stacks.by_time), each.stacks.kernels)
             self._note_merged("In a selected range: ", timed.tree, ranges)
             self._pack(f"{each.name}Ranges", ranges, samples, divided, timed.kernels)
 
@@ -294,8 +313,8 @@ class _Packing:
             as_it_is = divisor == 1 and not to_pack.by_time
             tree = whole if as_it_is else _pruned(timed.tree, self._most_nodes // divisor, self._least)
             with ThreadPoolExecutor(1) as thread:
-                divided = thread.submit(divided_nodes, tree)
-                samples = _samples(tree, timed.kernel, self.step if self.intervals else 0)
+                divided = thread.submit(divided_nodes, tree, timed.by_time)
+                samples = _samples(tree, timed, self.step if self.intervals else 0)
             if len(samples.count) <= self._most_entries:
                 return tree, samples, divided.result()
         return None if self.step < self.intervals else (tree, samples, divided.result())

@@ -98,6 +98,53 @@ def stall_tree(profile: Profile, options: StackOptions, key: Callable[[Frame], H
     return replace(tree, divided=share[row] * counts, place=_places(profile, options, row, reason))
 
 
+@dataclass(frozen=True, eq=False)
+class TreeByTime:
+    """A tree with a row for each stack and reason, whatever the interval, and the samples of these rows by interval."""
+
+    tree: Tree  # its intervals mean nothing
+    interval: _Ints  # [entries]
+    row: _Ints  # [entries], of the tree
+    count: _Ints  # [entries], samples
+    divided: _Floats | None = None  # [entries], as those of a tree
+
+    @classmethod
+    def of_rows(cls, tree: Tree) -> TreeByTime:
+        """Makes one of a tree with an interval for each of its rows."""
+        return cls(tree, tree.interval, np.arange(len(tree.interval)), tree.count, tree.divided)
+
+
+def stall_tree_by_time(
+    profile: Profile, options: StackOptions, key: Callable[[Frame], Hashable]
+) -> tuple[TreeByTime, _Ints]:
+    """What `stall_tree` returns, by time. It is smaller, as most stacks are those of many intervals.
+
+    Returns:
+        The tree, and for each of its rows a row of the profile that has its stack: int64[rows].
+    """
+    entry, reason, counts = profile.entries()
+    first, stack = distinct_rows(
+        profile.launch,
+        profile.kernel,
+        profile.code,
+        profile.places,
+        *(getattr(profile, each) for each in ("interval", "offset") if each in options.components),
+    )
+    reasons = len(profile.reasons)
+    stacks, number = numbered(stack[entry] * reasons + reason)
+    row, its_reason = first[stacks // reasons], stacks % reasons
+    columns = [each for each in stack_columns(profile, options, row, its_reason) if not is_separator(each[0])]
+    samples = np.bincount(number, counts, len(stacks)).astype(np.int64)
+    rest = (profile.launch[row], profile.device[row], profile.interval[row], its_reason, samples)
+    tree = _tree(columns, options.inverted, key, profile.launches, profile.devices, rest)
+    divided = None
+    if profile.divided is not None:
+        divided = (profile.divided / np.maximum(profile.counts.sum(axis=1), 1))[entry] * counts
+        of_rows: _Floats = np.bincount(number, divided, len(stacks)).astype(np.float64)
+        tree = replace(tree, divided=of_rows, place=_places(profile, options, row, its_reason))
+    return TreeByTime(tree, profile.interval[entry], number, counts, divided), row
+
+
 def _places(profile: Profile, options: StackOptions, row: _Ints, reason: _Ints) -> _Ints:
     """The number of what is divided among launches: `places`, with all that the tree has nearer to its root."""
     walked = options.components[::-1] if options.inverted else options.components
@@ -187,17 +234,26 @@ class _FrameNumbers:
         return number
 
 
-def divided_nodes(tree: Tree) -> _Ints:
-    """Samples of each node that were divided between it and nodes beside it: int64[nodes]."""
+def divided_nodes(tree: Tree, by_time: TreeByTime | None = None) -> _Ints:
+    """Samples of each node that were divided between it and nodes beside it: int64[nodes].
+
+    Args:
+        tree: any tree.
+        by_time: what the tree's rows have the sums of; those of nodes are then rounded as if each entry were a row.
+    """
     if tree.divided is None or not tree.divided.any():
         return np.zeros(len(tree.parent), np.int64)
-    found = np.zeros(len(tree.parent))
     rows = np.flatnonzero(tree.divided)
-    node, place, divided = tree.node[rows], tree.place[rows], tree.divided[rows]
+    node, divided = tree.node[rows], tree.divided[rows]
     # Where the stacks of a place meet, and above, nothing of its samples is estimated.
-    places, number = numbered(place)
-    np.add.at(found, node, divided)
-    np.subtract.at(found, _meetings(tree, number, node, len(places)), np.bincount(number, divided, len(places)))
+    places, number = numbered(tree.place[rows])
+    meetings = _meetings(tree, number, node, len(places))
+    if by_time is not None and by_time.divided is not None:
+        place_of_row = np.zeros(len(tree.node), np.int64)  # of rows without divided samples, any
+        place_of_row[rows] = number
+        node, number, divided = tree.node[by_time.row], place_of_row[by_time.row], by_time.divided
+    found: _Floats = np.bincount(node, divided, len(tree.parent)).astype(np.float64)
+    np.subtract.at(found, meetings, np.bincount(number, divided, len(places)))
     sums: _Floats = tree.with_callees(found)
     return np.rint(np.maximum(sums, 0)).astype(np.int64)
 

@@ -12,7 +12,7 @@ import pytest
 
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions
 from iaprof.formats.stacks.frames import Frame
-from iaprof.formats.stacks.trees import Tree, divided_nodes, divided_rows, stall_tree
+from iaprof.formats.stacks.trees import Tree, divided_nodes, divided_rows, stall_tree, stall_tree_by_time
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.profiles import Row, counts, profile
@@ -91,6 +91,34 @@ def test_nodes_have_what_nodes_beside_them_could_have_had(seed: int) -> None:
         if part < totals[place]:
             expected[path(tree, node)] += part
     assert found == {name: part for name, part in expected.items() if part}
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("components", [SHORT, ("interval", *SHORT), ("cpu", "offset", "function")])
+def test_a_tree_by_time_has_what_the_tree_of_all_rows_has(seed: int, components: tuple[str, ...]) -> None:
+    # given random rows, many of which differ by interval or offset only
+    rng = random.Random(seed)
+    rows = [
+        Row(interval, launch_, rng.choice((K, L)), SEND, rng.randrange(2), counts(sbid=rng.randrange(9), send=7))
+        for interval in range(3)
+        for launch_ in rng.choices((F, G), k=10)
+    ]
+    made = replace(profile(rows), divided=np.array([rng.randrange(7) for _ in rows], np.uint64))
+    # when
+    options = StackOptions(components=components)
+    all_rows, (by_time, row) = stall_tree(made, options, by_text), stall_tree_by_time(made, options, by_text)
+    # then
+    found = by_time.tree
+    assert [found.frames[at] for at in found.frame[1:]] == [all_rows.frames[at] for at in all_rows.frame[1:]]
+    assert found.parent.tolist() == all_rows.parent.tolist()
+    assert found.node[by_time.row].tolist() == all_rows.node.tolist()
+    assert found.reason[by_time.row].tolist() == all_rows.reason.tolist()
+    assert made.kernel[row][by_time.row].tolist() == made.kernel[made.entries()[0]].tolist()
+    assert by_time.interval.tolist() == all_rows.interval.tolist()
+    assert by_time.count.tolist() == all_rows.count.tolist()
+    assert found.own().tolist() == all_rows.own().tolist()
+    assert divided_nodes(found, by_time).tolist() == divided_nodes(all_rows).tolist()
+    assert divided_nodes(found, by_time).any()
 
 
 def test_rows_that_have_all_of_a_kernel_have_it_for_certain() -> None:
