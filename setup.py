@@ -2,7 +2,7 @@
 """Compiles four libraries into the package, and makes man pages and completions.
 
 libiaprof_inject.so is made of record/kernels/inject*.c, libiaprof_cuda.so of inject_cuda*.c there, libiaprof_unwind.so
-of symbols/unwind/*.c, libiaprof_join.so of report/join/records.c.
+of symbols/unwind/*.c, libiaprof_join.so of report/join/*.c.
 
 pyproject.toml has the rest of the build. The man pages and completions are made by cli/manual of this checkout.
 
@@ -102,7 +102,7 @@ setup(
         ),
         Extension(
             "iaprof.report.join.libiaprof_join",
-            ["src/iaprof/report/join/records.c"],
+            [f"src/iaprof/report/join/{part}.c" for part in ("records", "launches")],
             extra_compile_args=[*OWN, "-O3"],  # a third faster
             extra_link_args=OWN_LINKED,
         ),

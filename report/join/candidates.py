@@ -1,8 +1,6 @@
 """Finds the sites that can have launched the kernels of a cell while a read's stalls were sampled, and weighs them.
 
-docs/attribution.md has the rules. They are applied to many (cell, read) pairs at once: launches are sorted by
-(placement, time bucket, site, time), so the launches of a placement in a time range are a few slices of one site each,
-and bisection finds their lengths. A bucket is as long as the attribution window.
+docs/attribution.md has the rules. They are applied to many (cell, read) pairs at once.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from iaprof.formats.ranges import ranges
 from iaprof.report.join.cells import NOWHERE, Cells
 from iaprof.report.join.jobs import Jobs
 from iaprof.report.join.placements import Placed, Site
+from iaprof.report.join.running import RunningLaunches
 from iaprof.report.join.timed import RunningTimes, sites_of_placements
 
 DEFAULT_WINDOW_S = 0.5
@@ -90,36 +89,14 @@ class Candidates:
         """
         self._count = count
         self._placed, self._cells, self._rule, self._unknown = placed, cells, rule, unknown
-        window = max(rule.window_ns, 1)
-        self._window = np.uint64(window)
         placement_of_site = [-1 if site.placement is None else site.placement for site in placed.sites]
         self._placement_of_site = np.array(placement_of_site, np.int64)
         placement = self._placement_of_site[placed.site]
-        bucket = (placed.time // self._window).astype(np.int64)
-        order = order_by(placement, bucket, placed.site)  # and by time, as they are already
-        placement, bucket, site, time = placement[order], bucket[order], placed.site[order], placed.time[order]
-        self._launches_before = np.concatenate([[0], np.cumsum(placed.count[order])])
-        new = np.ones(len(order), bool)
-        new[1:] = (placement[1:] != placement[:-1]) | (bucket[1:] != bucket[:-1]) | (site[1:] != site[:-1])
-        first = np.flatnonzero(new)
-        self._slice_first = np.append(first, len(order))
-        self._slice_site, self._slice_bucket = site[first].astype(np.int32), bucket[first]
-        slice_placement = placement[first]
-        # For each slice: the first one of the run of slices with its placement and site.
-        differs = np.ones(len(first), bool)
-        differs[1:] = (slice_placement[1:] != slice_placement[:-1]) | (self._slice_site[1:] != self._slice_site[:-1])
-        self._first_of_same_site = np.append(np.maximum.accumulate(np.where(differs, np.arange(len(first)), 0)), 0)
-        # Ascending keys of launches: the slice, then the time within its bucket.
-        self._slice_width = np.uint64(window + 1)
-        slice_of = (np.cumsum(new) - 1).astype(np.uint64)
-        self._launch_key = slice_of * self._slice_width + time % self._window
-        # Ascending keys of slices: the placement, then the bucket.
-        self._buckets = int(bucket.max()) + 2 if len(bucket) else 1
-        self._slice_key = slice_placement * self._buckets + self._slice_bucket
+        order = order_by(placement)
+        self._running = RunningLaunches(placed, placement, order, max(rule.window_ns, 1))
         # Ascending keys of launches: the placement, then the rank among all launches by time.
-        order = order_by(self._placement_of_site[placed.site])
         self._by_time = placed.time
-        self._rank_key = self._placement_of_site[placed.site[order]] * (len(order) + 1) + order
+        self._rank_key = placement[order] * (len(order) + 1) + order
         self._rank_site = placed.site[order].astype(np.int32)
         known = self._placement_of_site[self._placement_of_site >= 0]
         self._only_site = np.bincount(known, minlength=len(placed.placements)) == 1
@@ -259,32 +236,12 @@ class Candidates:
     ) -> tuple[_Entries, NDArray[np.bool_]]:
         """Counts the launches that can be running during each pair's time, by site.
 
-        Kernels launched together wait in the queue together. So of the launches within the attribution window, only
-        those count that are at most one and a half times as old as the kernel's latest, or were made while the read
-        was sampled.
-
         Returns:
             The entries, and for each (pair, placement) whether a single site launched it within the window.
         """
-        until = ends[pair]
-        oldest = begins[pair] - np.minimum(begins[pair], self._window)
-        rank, _ = self._last_launch(placement, until)
-        youngest = until.copy()
-        youngest[rank >= 0] = self._by_time[rank[rank >= 0]]
-        since = np.minimum(begins[pair], youngest - np.minimum((until - youngest) // np.uint64(2), youngest))
-        since = np.maximum(since, oldest)
-        stop = self._slice_after(placement, until)
-        first = self._slice_from(placement, oldest)
-        last = np.maximum(stop - 1, 0)
-        only_one_site = (stop > first) & (self._first_of_same_site[last] <= first)
-        first = self._slice_from(placement, since)
-        owner, slice_ = self._expand_ranges(first, stop)
-        begin = self._position_in_slice(slice_, since[owner], "left")
-        end = self._position_in_slice(slice_, until[owner], "right")
-        some = end > begin
-        owner, slice_ = owner[some], slice_[some]
-        count = (self._launches_before[end] - self._launches_before[begin])[some].astype(np.float64)
-        return _Entries(pair[owner], placement[owner], self._slice_site[slice_].astype(np.int64), count), only_one_site
+        found = self._running.find(pair, placement, begins, ends)
+        self._check_entries(found.slices)
+        return _Entries(*self._running.count(found)), found.single
 
     def _timed_executions(
         self, timed: RunningTimes, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times, stream: int
@@ -303,30 +260,14 @@ class Candidates:
     def _expand_ranges(self, first: _Ints, stop: _Ints) -> tuple[_Ints, _Ints]:
         """Expands ranges of indices, concatenated: the number of the range, and each index in it."""
         count = stop - first
-        size = int(count.sum())
-        if size > _MAX_ENTRIES_AT_ONCE and self._divisible:
-            raise TooManyAtOnce
-        self._count(size)
+        self._check_entries(int(count.sum()))
         return np.repeat(np.arange(len(count)), count), ranges(first, count)
 
-    def _slice_from(self, placement: _Ints, time: _Times) -> _Ints:
-        """Returns each placement's first slice with launches in the bucket of a time, or later."""
-        return np.searchsorted(self._slice_key, placement * self._buckets + self._bucket(time))
-
-    def _slice_after(self, placement: _Ints, time: _Times) -> _Ints:
-        """Returns the one past each placement's last slice with launches in the bucket of a time, or earlier."""
-        return np.searchsorted(self._slice_key, placement * self._buckets + self._bucket(time), side="right")
-
-    def _bucket(self, time: _Times) -> _Ints:
-        return np.minimum((time // self._window).astype(np.int64), self._buckets - 1)
-
-    def _position_in_slice(self, slices: _Ints, times: _Times, side: str) -> _Ints:
-        """Returns the index of the launch at which a time would be inserted into each slice."""
-        start = self._slice_bucket[slices].astype(np.uint64) * self._window
-        inside = np.where(times > start, times - start, np.uint64(0))
-        key = slices.astype(np.uint64) * self._slice_width + np.minimum(inside, self._window)
-        found = np.searchsorted(self._launch_key, key, side=side)  # type: ignore[call-overload]
-        return np.where(times < start, self._slice_first[slices], found)
+    def _check_entries(self, number: int) -> None:
+        """Counts entries that are about to be made."""
+        if number > _MAX_ENTRIES_AT_ONCE and self._divisible:
+            raise TooManyAtOnce
+        self._count(number)
 
     def _last_launch(self, placement: _Ints, ends: _Times) -> tuple[_Ints, _Ints]:
         """Finds the last launch of each placement up to a time: its rank by time, -1 for none, and its site."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,24 +16,23 @@ from numpy.typing import NDArray
 from iaprof.formats.distinct import distinct_values
 from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.samples import Fields
+from iaprof.report.join.library import ADDRESS, NUMBER, check, data, library
 from iaprof.report.join.tally import Growing
 
-LIBRARY = Path(__file__).with_name("libiaprof_join.so")
 PLACE_BITS = 32
 _PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB of code
 _NARROW_BITS, _NARROW_COLUMNS = 8, 16
 _WORD_BITS = 64
 _Ints = NDArray[np.int64]
 _Words = list[NDArray[np.uint64]]
-_number, _address = ctypes.c_uint64, ctypes.c_void_p
 
 
 class _Pages(ctypes.Structure):
     """struct pages."""
 
     _fields_ = (
-        ("number", _address), ("first", _address), ("count", _number), ("table", _address), ("size", _number),
-        ("mask", _number), ("shift", ctypes.c_uint32), ("unit_bits", ctypes.c_uint32), ("page_bits", ctypes.c_uint32),
+        ("number", ADDRESS), ("first", ADDRESS), ("count", NUMBER), ("table", ADDRESS), ("size", NUMBER),
+        ("mask", NUMBER), ("shift", ctypes.c_uint32), ("unit_bits", ctypes.c_uint32), ("page_bits", ctypes.c_uint32),
     )  # fmt: skip
 
 
@@ -49,23 +46,10 @@ class _Pairs(ctypes.Structure):
     """struct pairs."""
 
     _fields_ = (
-        ("numbers", _address), ("records", _number), ("lengths", _address), ("reads", _number), ("read", _address),
-        ("cell", _address), ("value", _address), ("pairs", _number), ("of_cell", _address), ("cells", _number),
-        ("step", _number),
+        ("numbers", ADDRESS), ("records", NUMBER), ("lengths", ADDRESS), ("reads", NUMBER), ("read", ADDRESS),
+        ("cell", ADDRESS), ("value", ADDRESS), ("pairs", NUMBER), ("of_cell", ADDRESS), ("cells", NUMBER),
+        ("step", NUMBER),
     )  # fmt: skip
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(LIBRARY))
-    library.join_number.argtypes = [_address, _address, _number, _address]
-    library.join_number.restype = _number
-    library.join_pairs.argtypes = [_address, _number, _address, _number, _address, _number, _address, _address]
-    library.join_pairs.restype = ctypes.c_int64
-    library.join_place.argtypes = [_address, _address]
-    library.join_add.argtypes = [_address, _address, _address, _number, _address, _number]
-    library.join_sum.argtypes = [_address, _address, _address, _address, _number]
-    return library
 
 
 class Addresses:
@@ -101,12 +85,12 @@ class Addresses:
             numbers: int64[n], gets the numbers.
         """
         pages = _Pages(
-            _data(self._pages), _data(self._first), len(self._pages), _data(self._table), len(self._table),
+            data(self._pages), data(self._first), len(self._pages), data(self._table), len(self._table),
             fields.address_mask & ADDRESS_MASK >> fields.address_shift, fields.address_shift, self._unit_bits,
             self._page_bits,
         )  # fmt: skip
         assert len(words) == len(numbers)
-        return int(_library().join_number(ctypes.byref(pages), _data(words), len(words), _data(numbers)))
+        return int(library().join_number(ctypes.byref(pages), data(words), len(words), data(numbers)))
 
     def add(self, ips: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Adds those of these addresses, uint64[n], that are not known, and returns them: uint64[added].
@@ -158,10 +142,10 @@ class ReadCells:
         """
         self._numbers, self._lengths, self._cells = numbers, lengths, cells
         read, cell, seen = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64), np.full(cells, -1)
-        count = _library().join_pairs(
-            _data(numbers), len(numbers), _data(lengths), len(lengths), _data(seen), cells, _data(read), _data(cell)
+        count = library().join_pairs(
+            data(numbers), len(numbers), data(lengths), len(lengths), data(seen), cells, data(read), data(cell)
         )
-        _check(count)
+        check(count)
         self.read, self.cell = read[:count].copy(), cell[:count].copy()
         """int64[pairs] each, sorted by read and cell."""
 
@@ -173,7 +157,7 @@ class ReadCells:
         """
         found = np.empty(len(self._numbers), np.int64)
         with self._pairs(values, places=True) as pairs:
-            _check(_library().join_place(ctypes.byref(pairs), _data(found)))
+            check(library().join_place(ctypes.byref(pairs), data(found)))
         return found
 
     def add(self, fields: Fields, words: _Words, first_rows: _Ints, rows: NDArray[Any], places: bool = True) -> None:
@@ -188,15 +172,15 @@ class ReadCells:
         """
         counters, pointers = _counters(fields, words, len(self._numbers), rows)
         with self._pairs(first_rows, places) as pairs:
-            _check(_library().join_sum(ctypes.byref(pairs), ctypes.byref(counters), pointers, _data(rows), len(rows)))
+            check(library().join_sum(ctypes.byref(pairs), ctypes.byref(counters), pointers, data(rows), len(rows)))
 
     @contextmanager
     def _pairs(self, values: _Ints, places: bool) -> Iterator[_Pairs]:
         assert len(values) == len(self.read)
         scratch = np.empty(self._cells, np.int64)
         yield _Pairs(
-            _data(self._numbers), len(self._numbers), _data(self._lengths), len(self._lengths), _data(self.read),
-            _data(self.cell), _data(values), len(values), _data(scratch), self._cells, int(places),
+            data(self._numbers), len(self._numbers), data(self._lengths), len(self._lengths), data(self.read),
+            data(self.cell), data(values), len(values), data(scratch), self._cells, int(places),
         )  # fmt: skip
 
 
@@ -215,7 +199,7 @@ def add(fields: Fields, words: _Words, slots: _Ints, rows: NDArray[Any]) -> None
         rows: of as many columns, and of that type, as `sum_columns` says.
     """
     counters, pointers = _counters(fields, words, len(slots), rows)
-    _check(_library().join_add(ctypes.byref(counters), pointers, _data(slots), len(slots), _data(rows), len(rows)))
+    check(library().join_add(ctypes.byref(counters), pointers, data(slots), len(slots), data(rows), len(rows)))
 
 
 def _counters(fields: Fields, words: _Words, records: int, rows: NDArray[Any]) -> tuple[_Counters, Any]:
@@ -224,14 +208,4 @@ def _counters(fields: Fields, words: _Words, records: int, rows: NDArray[Any]) -
     assert rows.shape[1:] == (columns,) and rows.dtype == type_
     assert all(len(word) == records for word in words)
     counters = _Counters(len(words), fields.first_bit, fields.bits, len(fields.reasons))
-    return counters, (_address * len(words))(*map(_data, words))
-
-
-def _data(column: NDArray[Any]) -> int:
-    assert column.flags.c_contiguous and column.dtype.itemsize in (4, 8)
-    return int(column.ctypes.data)
-
-
-def _check(result: int) -> None:
-    if result < 0:
-        raise AssertionError("the columns of records do not belong together")
+    return counters, (ADDRESS * len(words))(*map(data, words))
