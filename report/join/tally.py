@@ -20,6 +20,8 @@ _LINE_BYTES = 64
 _BITS = 31  # of a cell's or a site's number in a key
 _LOW = (1 << _BITS) - 1
 _NO_KEY = (1 << 63) - 1
+_RECENT_BITS = 16
+_MIXER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 _Ints = NDArray[np.int64]
 
 
@@ -97,12 +99,25 @@ class _Numbers:
     def __init__(self) -> None:
         # The keys, ascending, and their numbers. A sentinel comes last.
         self._keys, self._numbers = np.array([_NO_KEY]), np.array([-1])
+        # Some keys, each at the place that it has in a table, and their numbers: the same ones are asked for often.
+        self._recent = np.full(1 << _RECENT_BITS, _NO_KEY)
+        self._numbers_of_recent = np.empty(1 << _RECENT_BITS, np.int64)
 
     def __len__(self) -> int:
         return len(self._keys) - 1
 
     def number(self, keys: _Ints) -> _Ints:
         """Returns the number of each key: int64[n]. New keys get the next free numbers."""
+        place = (keys.view(np.uint64) * _MIXER >> np.uint64(64 - _RECENT_BITS)).view(np.int64)
+        numbers = self._numbers_of_recent[place]
+        other = np.flatnonzero(self._recent[place] != keys)
+        if len(other):
+            keys, place = keys[other], place[other]
+            numbers[other] = found = self._look_up(keys)
+            self._recent[place], self._numbers_of_recent[place] = keys, found
+        return numbers
+
+    def _look_up(self, keys: _Ints) -> _Ints:
         index = np.searchsorted(self._keys, keys)
         missing = self._keys[index] != keys
         if missing.any():
