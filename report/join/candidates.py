@@ -12,12 +12,12 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.distinct import numbered, order_by
+from iaprof.formats.distinct import order_by
 from iaprof.formats.ranges import ranges
 from iaprof.report.join.cells import NOWHERE, Cells
 from iaprof.report.join.jobs import Jobs
+from iaprof.report.join.launches import Launches
 from iaprof.report.join.placements import Placed, Site
-from iaprof.report.join.running import RunningLaunches
 from iaprof.report.join.timed import RunningTimes, sites_of_placements
 
 DEFAULT_WINDOW_S = 0.5
@@ -91,13 +91,7 @@ class Candidates:
         self._placed, self._cells, self._rule, self._unknown = placed, cells, rule, unknown
         placement_of_site = [-1 if site.placement is None else site.placement for site in placed.sites]
         self._placement_of_site = np.array(placement_of_site, np.int64)
-        placement = self._placement_of_site[placed.site]
-        order = order_by(placement)
-        self._running = RunningLaunches(placed, placement, order, max(rule.window_ns, 1))
-        # Ascending keys of launches: the placement, then the rank among all launches by time.
-        self._by_time = placed.time
-        self._rank_key = placement[order] * (len(order) + 1) + order
-        self._rank_site = placed.site[order].astype(np.int32)
+        self._launches = Launches(placed, self._placement_of_site[placed.site], max(rule.window_ns, 1))
         known = self._placement_of_site[self._placement_of_site >= 0]
         self._only_site = np.bincount(known, minlength=len(placed.placements)) == 1
         # When placements begin and end, as ranks: they fit into a key beside a lane (see _number_versions).
@@ -239,9 +233,9 @@ class Candidates:
         Returns:
             The entries, and for each (pair, placement) whether a single site launched it within the window.
         """
-        found = self._running.find(pair, placement, begins, ends)
+        found = self._launches.running(pair, placement, begins, ends)
         self._check_entries(found.slices)
-        return _Entries(*self._running.count(found)), found.single
+        return _Entries(*self._launches.count(found)), found.single
 
     def _timed_executions(
         self, timed: RunningTimes, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times, stream: int
@@ -271,15 +265,8 @@ class Candidates:
 
     def _last_launch(self, placement: _Ints, ends: _Times) -> tuple[_Ints, _Ints]:
         """Finds the last launch of each placement up to a time: its rank by time, -1 for none, and its site."""
-        times, number = numbered(ends)  # many pairs are of one read
-        rank = np.searchsorted(self._by_time, times, side="right")[number]
-        width = len(self._by_time) + 1
-        index = np.searchsorted(self._rank_key, placement * width + rank) - 1
-        if not len(self._rank_key):
-            return np.full(len(placement), -1), np.zeros(len(placement), np.int64)
-        owner, found = np.divmod(self._rank_key[np.maximum(index, 0)], width)
-        present = (index >= 0) & (owner == placement)
-        return np.where(present, found, -1), self._rank_site[np.maximum(index, 0)].astype(np.int64)
+        rank = self._launches.last(placement, ends)
+        return rank, self._placed.site[rank] if len(self._placed.site) else np.zeros(len(rank), np.int64)
 
     def _last_of_each_process(self, pair: _Ints, placement: _Ints, ends: _Times) -> _Entries:
         """Finds the last launch of each pair and process up to the pair's end."""
@@ -320,8 +307,7 @@ class Candidates:
         where = placed.placements[placement]
         if not placed.launched[placement]:
             return self._labelled_site(placement, 0, Site(placement, where.pid, "", 0, NOT_RECORDED))
-        index = int(np.searchsorted(self._rank_key, placement * (len(self._by_time) + 1)))
-        comm = placed.sites[self._rank_site[index]].comm
+        comm = placed.sites[placed.site[self._launches.first(placement)]].comm
         return self._labelled_site(placement, 0, Site(placement, where.pid, comm, 0, BEFORE_RECORDING))
 
     def _labelled_site(self, placement: int, processes: int, site: Site) -> int:

@@ -1,7 +1,7 @@
-/* Which launches of a kernel can be running while a read is sampled, for report/join/running.py.
+/* Which launches of a kernel can be running while a read is sampled, and which came last, for report/join/launches.py.
  *
  * The launches of a placement are in slices: those of one site in one bucket of time. All work is in columns of numbers
- * that running.py has made; nothing here allocates. */
+ * that launches.py has made; nothing here allocates. */
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -14,7 +14,7 @@ typedef int64_t s64;
 
 enum { WRONG = -1 };
 
-/* _Launches of running.py. Each column but those that start with `first` is of slices or launches. */
+/* _Launches of launches.py. Each column but those that start with `first` is of slices or launches. */
 struct launches {
     u64 window; /* ns, which is also the length of a bucket */
     u64 placements, slices, launches;
@@ -59,18 +59,26 @@ static u64 larger(u64 one, u64 other) { return one > other ? one : other; }
 
 static bool is_range(u64 low, u64 high, u64 size) { return low <= high && high <= size; }
 
+/* Where a placement's launches are in `by_time`; false if there is no such placement. */
+static bool launches_of(const struct launches *launches, u64 placement, u64 *first, u64 *end) {
+    if (placement >= launches->placements)
+        return false;
+    *first = (u64)launches->first_launch[placement];
+    *end = (u64)launches->first_launch[placement + 1];
+    return is_range(*first, *end, launches->launches);
+}
+
 /* For each, writes since when launches count (ns), the range of slices that have these, and whether a single site has all
  * launches of the window. Returns how many slices there are in all ranges; -1 if there is no such pair or placement. */
 PUBLIC s64 launches_find(const struct launches *launches, const struct looked_at *looked_at, u64 *since, s64 *first, s64 *stop,
                          u8 *single) {
     u64 slices = 0;
     for (u64 i = 0; i < looked_at->count; i++) {
-        u64 pair = (u64)looked_at->pair[i], placement = (u64)looked_at->placement[i];
-        if (pair >= looked_at->pairs || placement >= launches->placements)
+        u64 pair = (u64)looked_at->pair[i], placement = (u64)looked_at->placement[i], earliest, end;
+        if (pair >= looked_at->pairs || !launches_of(launches, placement, &earliest, &end))
             return WRONG;
         u64 low = (u64)launches->first_slice[placement], high = (u64)launches->first_slice[placement + 1];
-        u64 earliest = (u64)launches->first_launch[placement], end = (u64)launches->first_launch[placement + 1];
-        if (!is_range(low, high, launches->slices) || !is_range(earliest, end, launches->launches))
+        if (!is_range(low, high, launches->slices))
             return WRONG;
         u64 begin = looked_at->begins[pair], until = looked_at->ends[pair];
         u64 oldest = begin - smaller(begin, launches->window);
@@ -109,4 +117,18 @@ PUBLIC s64 launches_count(const struct launches *launches, const struct looked_a
         }
     }
     return (s64)entries;
+}
+
+/* Writes which launch of each placement, by time, is the last one up to a time: an index into `by_time`; -1: none.
+ *
+ * placements, times: [count], ns. Returns 0; -1 if there is no such placement. */
+PUBLIC s64 launches_last(const struct launches *launches, const s64 *placements, const u64 *times, u64 count, s64 *last) {
+    for (u64 i = 0; i < count; i++) {
+        u64 placement = (u64)placements[i], first, end;
+        if (!launches_of(launches, placement, &first, &end))
+            return WRONG;
+        u64 behind = above(launches->by_time, first, end, times[i]);
+        last[i] = behind > first ? (s64)behind - 1 : -1;
+    }
+    return 0;
 }

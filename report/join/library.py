@@ -28,6 +28,8 @@ def library() -> ctypes.CDLL:
     found.launches_find.restype = ctypes.c_int64
     found.launches_count.argtypes = [ADDRESS] * 9
     found.launches_count.restype = ctypes.c_int64
+    found.launches_last.argtypes = [ADDRESS, ADDRESS, ADDRESS, NUMBER, ADDRESS]
+    found.launches_last.restype = ctypes.c_int64
     return found
 
 

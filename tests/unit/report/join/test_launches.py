@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from iaprof.report.join.launches import Launches
 from iaprof.report.join.placements import Placed, Placement
-from iaprof.report.join.running import RunningLaunches
 
 PLACEMENTS, SITES, LAUNCHES, PAIRS = 4, 6, 60, 60
 WINDOW_NS = 40
@@ -27,8 +27,8 @@ def launches(latest: int) -> tuple[Placed, NDArray[np.int64]]:
     return placed, site % (PLACEMENTS - 1)
 
 
-def running(placed: Placed, placement: NDArray[np.int64]) -> RunningLaunches:
-    return RunningLaunches(placed, placement, np.argsort(placement, kind="stable"), WINDOW_NS)
+def made_of(placed: Placed, placement: NDArray[np.int64]) -> Launches:
+    return Launches(placed, placement, WINDOW_NS)
 
 
 @pytest.mark.parametrize("latest", [399, 1 << 40, LAST])
@@ -40,8 +40,8 @@ def test_launches_are_found_and_counted(latest: int) -> None:
     begins = ends - np.minimum(ends, rng.integers(0, 2 * WINDOW_NS, PAIRS, np.uint64))
     pair, its_placement = rng.integers(0, PAIRS, 200), rng.integers(0, PLACEMENTS, 200)
     # when
-    all_launches = running(placed, placement)
-    found = all_launches.find(pair, its_placement, begins, ends)
+    all_launches = made_of(placed, placement)
+    found = all_launches.running(pair, its_placement, begins, ends)
     counted = Counter[tuple[int, int, int]]()
     for *key, weight in zip(*(column.tolist() for column in all_launches.count(found)), strict=True):
         counted[tuple(key)] += weight
@@ -64,16 +64,35 @@ def test_launches_are_found_and_counted(latest: int) -> None:
     assert len(expected) > 50 and set(found.single.tolist()) == {False, True}
 
 
+@pytest.mark.parametrize("latest", [399, LAST])
+def test_the_last_and_the_first_launch_of_a_placement_are_found(latest: int) -> None:
+    placed, placement = launches(latest)
+    times = [*placed.time.tolist(), 0, latest - 399, latest]
+    for where in range(PLACEMENTS):
+        of_it = [rank for rank, its in enumerate(placement.tolist()) if its == where]
+        found = made_of(placed, placement).last(np.full(len(times), where), np.array(times, np.uint64))
+        expected = [max((rank for rank in of_it if placed.time[rank] <= time), default=-1) for time in times]
+        assert found.tolist() == expected
+        assert not of_it or made_of(placed, placement).first(where) == of_it[0]
+
+
 def test_of_no_launches_none_is_found() -> None:
     none = np.empty(0, np.int64)
     some, times = np.array([0, 1]), np.array([5, LAST], np.uint64)
     placed = Placed([Placement(1, 0, 0, None, "") for _ in range(PLACEMENTS)])
-    found = running(placed, none).find(some, some, times, times)
+    found = made_of(placed, none).running(some, some, times, times)
     assert (found.slices, found.single.tolist()) == (0, [False, False])
+    assert made_of(placed, none).last(some, times).tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize(("pair", "placement"), [(PAIRS, 0), (-1, 0), (0, PLACEMENTS), (0, -1)])
 def test_pairs_and_placements_that_are_not_there_are_refused(pair: int, placement: int) -> None:
     times = np.zeros(PAIRS, np.uint64)
     with pytest.raises(AssertionError, match="do not belong together"):
-        running(*launches(399)).find(np.array([0, pair]), np.array([0, placement]), times, times)
+        made_of(*launches(399)).running(np.array([0, pair]), np.array([0, placement]), times, times)
+
+
+def test_the_last_launch_of_a_placement_that_is_not_there_is_refused() -> None:
+    for placement in (-1, PLACEMENTS):
+        with pytest.raises(AssertionError, match="do not belong together"):
+            made_of(*launches(399)).last(np.array([0, placement]), np.zeros(2, np.uint64))

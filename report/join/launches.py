@@ -1,7 +1,8 @@
-"""Counts the launches of kernels that can be running while reads are sampled; launches.c does it.
+"""Finds the launches of kernels that can be running while reads are sampled, or that came last; launches.c does it.
 
-Launches are sorted by (placement, time bucket, site, time), so the launches of a placement in a time range are a few
-slices of one site each, and bisection finds their lengths. A bucket is as long as the attribution window.
+To count them, launches are sorted by (placement, time bucket, site, time), so the launches of a placement in a time
+range are a few slices of one site each, and bisection finds their lengths. A bucket is as long as the attribution
+window.
 """
 
 from __future__ import annotations
@@ -53,16 +54,15 @@ class Running:
     slices: int  # in all
 
 
-class RunningLaunches:
-    """The launches of one capture, in slices."""
+class Launches:
+    """The launches of one capture."""
 
-    def __init__(self, placed: Placed, placement: _Ints, by_placement: NDArray[np.intp], window_ns: int) -> None:
+    def __init__(self, placed: Placed, placement: _Ints, window_ns: int) -> None:
         """Sorts the launches.
 
         Args:
             placed: kernels and launches.
             placement: int64[launches], the placement of each.
-            by_placement: intp[launches], sorts them by placement and time.
             window_ns: the attribution window, above 0.
         """
         bucket = placed.time // np.uint64(window_ns)
@@ -84,16 +84,16 @@ class RunningLaunches:
             "time": placed.time[order],
             "before": np.concatenate([[0], np.cumsum(placed.count[order])]),
         }
-        columns |= {
-            "first_launch": np.searchsorted(placement[by_placement], numbers),
-            "by_time": placed.time[by_placement],
-        }
+        order = order_by(placement)
+        columns |= {"first_launch": np.searchsorted(placement[order], numbers), "by_time": placed.time[order]}
+        # The rank by time, among all launches, of each that is in `by_time`.
+        self._rank = order.astype(np.uint32)
         self._columns = columns  # what the structure points to
         self._launches = _Launches(window_ns, len(placed.placements), len(first), len(order))
         for name, column in columns.items():
             setattr(self._launches, name, data(column))
 
-    def find(self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times) -> Running:
+    def running(self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times) -> Running:
         """Finds the launches that can be running during each pair's time.
 
         Kernels launched together wait in the queue together. So of the launches within the attribution window, only
@@ -135,3 +135,23 @@ class RunningLaunches:
         check(entries)
         pair, placement, site = (each[:entries] for each in found)
         return pair, placement, site, weight[:entries]
+
+    def last(self, placement: _Ints, times: _Times) -> _Ints:
+        """Finds the last launch of each placement up to a time: its rank by time among all launches, -1 for none.
+
+        Args:
+            placement: int64[n].
+            times: uint64[n], ns.
+        """
+        assert len(placement) == len(times)
+        placement, times, last = np.ascontiguousarray(placement), np.ascontiguousarray(times), np.empty_like(placement)
+        check(
+            library().launches_last(
+                ctypes.byref(self._launches), data(placement), data(times), len(placement), data(last)
+            )
+        )
+        return np.where(last >= 0, self._rank[last].astype(np.int64), -1) if len(self._rank) else last
+
+    def first(self, placement: int) -> int:
+        """Returns the rank by time of the first launch of a placement, which has some."""
+        return int(self._rank[self._columns["first_launch"][placement]])
