@@ -187,50 +187,30 @@ def _place_launches(
     times = launches["time_ns"].to_numpy()
     # Mostly they are in order already.
     order = slice(None) if (times[1:] >= times[:-1]).all() else np.argsort(times, kind="stable")
-    columns = ("time_ns", "pid", "tid", "stack", "size")
-    times, pids, tids, stacks, sizes = (launches[name].to_numpy()[order] for name in columns)
-    addresses = launches["address"].to_numpy()[order] & np.uint64(ADDRESS_MASK)
-    comm_texts, comms = _distinct_texts(launches["comm"])
-    name_texts, names = _distinct_texts(launches["name"])
-    comms, names = comms[order], names[order]
+    times, pids = times[order], launches["pid"].to_numpy()[order]
+    placement_of, keys = _placements_of(placed, launches, order, pids, times, compiled)
+    # Distinct sites, in the order of their first launches.
     foreign = (launches["flags"].to_numpy()[order] & LaunchFlags.OTHER) != 0
     if scope is not None:
         foreign |= ~np.isin(pids, np.array(scope, np.int64))
-
-    # Distinct kernels, then versions of each, then sites of each version; all in the order of their first launches.
-    kernels, kernel_of = _distinct(pids, addresses)
-    keys = list(zip(pids[kernels].tolist(), addresses[kernels].tolist(), strict=True))
-    by_kernel = order_by(kernel_of)
-    starts = np.searchsorted(kernel_of[by_kernel], np.arange(len(kernels) + 1))
-    version = np.full(len(times), -1)
-    for index, key in enumerate(keys):
-        if key in compiled:
-            members = by_kernel[starts[index] : starts[index + 1]]
-            compile_times = np.array([time for time, _ in compiled[key]], np.uint64)
-            version[members] = np.searchsorted(compile_times, times[members], side="right") - 1
-    firsts, placement_of = _distinct(kernel_of, version)
-    largest = np.zeros(len(firsts), np.uint64)
-    np.maximum.at(largest, placement_of, sizes)
-    for first, size in zip(firsts.tolist(), largest.tolist(), strict=True):
-        (pid, address), number = keys[kernel_of[first]], int(version[first])
-        since, kernel = compiled[pid, address][number] if number >= 0 else (0, None)
-        name = kernel.name if kernel else name_texts[names[first]]
-        _add_placement(placed, pid, address, max(size, kernel.size if kernel else 0), kernel, name, since)
-    threads = tids if by_thread else np.zeros(len(times), np.int64)
-    operators = np.zeros(len(times), np.int64)
+    comm_texts, comms = _distinct_texts(launches["comm"])
+    stacks, comms = launches["stack"].to_numpy()[order], comms[order]
+    marked = [stacks, comms]
+    threads = operators = None
+    if by_thread:
+        marked.append(threads := launches["tid"].to_numpy()[order])
     if OPERATOR_COLUMN in launches.column_names:
-        operators = np.where(foreign, 0, launches[OPERATOR_COLUMN].to_numpy()[order])
-    site_firsts, site_of = _distinct(
-        placement_of, np.where(foreign, 0, stacks), np.where(foreign, -1, comms), threads, operators
-    )
+        marked.append(operators := np.where(foreign, 0, launches[OPERATOR_COLUMN].to_numpy()[order]))
+    if foreign.any():
+        marked[:2] = np.where(foreign, 0, stacks), np.where(foreign, -1, comms)
+    site_firsts, site_of = _distinct(placement_of, *marked)
     for first in site_firsts.tolist():
         stack, comm, note = int(stacks[first]), comm_texts[comms[first]], "[no stack]"
         if foreign[first]:
             stack, comm, note = 0, "[other process]", "[not recorded]"
         numbers = int(placement_of[first]), int(pids[first])
-        placed.add_site(
-            Site(*numbers, comm, stack, "" if stack else note, int(threads[first]), operator=int(operators[first]))
-        )
+        thread, operator = (0 if each is None else int(each[first]) for each in (threads, operators))
+        placed.add_site(Site(*numbers, comm, stack, "" if stack else note, thread, operator=operator))
     placed.time, placed.site = times, site_of
     if "queue" in launches.column_names:
         placed.queue = only_one(site_of, launches["queue"].to_numpy()[order], len(site_firsts))
@@ -242,22 +222,73 @@ def _place_launches(
     return set(keys)
 
 
-def _distinct_texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
+def _placements_of(
+    placed: Placed,
+    launches: pa.Table,
+    order: slice | NDArray[np.intp],
+    pids: NDArray[Any],
+    times: NDArray[np.uint64],
+    compiled: dict[tuple[int, int], list[tuple[int, GpuKernel]]],
+) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+    """Adds the placements of launches: kernels and their versions, in the order of their first launches.
+
+    Args:
+        placed: gets the placements.
+        launches: see `place_kernels`.
+        order: sorts them by time.
+        pids: integers[launches], in this order.
+        times: uint64[launches], ns, in this order.
+        compiled: by process and address, when kernels were compiled there.
+
+    Returns:
+        The placement of each launch, int64[launches] in this order; and the process and address of each kernel.
+    """
+    sizes = launches["size"].to_numpy()[order]
+    addresses = launches["address"].to_numpy()[order] & np.uint64(ADDRESS_MASK)
+    kernels, kernel_of = _distinct(pids, addresses)
+    keys = list(zip(pids[kernels].tolist(), addresses[kernels].tolist(), strict=True))
+    del addresses
+    by_kernel = order_by(kernel_of)
+    starts = np.searchsorted(kernel_of[by_kernel], np.arange(len(kernels) + 1))
+    version = np.full(len(times), -1)
+    for index, key in enumerate(keys):
+        if key in compiled:
+            members = by_kernel[starts[index] : starts[index + 1]]
+            compile_times = np.array([time for time, _ in compiled[key]], np.uint64)
+            version[members] = np.searchsorted(compile_times, times[members], side="right") - 1
+    del by_kernel
+    firsts, placement_of = _distinct(kernel_of, version)
+    largest = np.zeros(len(firsts), np.uint64)
+    np.maximum.at(largest, placement_of, sizes)
+    name_texts, names = _distinct_texts(launches["name"])
+    names = names[order]
+    for first, size in zip(firsts.tolist(), largest.tolist(), strict=True):
+        (pid, address), number = keys[kernel_of[first]], int(version[first])
+        since, kernel = compiled[pid, address][number] if number >= 0 else (0, None)
+        name = kernel.name if kernel else name_texts[names[first]]
+        _add_placement(placed, pid, address, max(size, kernel.size if kernel else 0), kernel, name, since)
+    return placement_of, keys
+
+
+def _distinct_texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int32]]:
     """Returns the distinct texts, and for each row the index of its text."""
     encoded = column.combine_chunks().dictionary_encode()
-    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
 
 def _distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Groups equal rows: returns the first row of each group, in order of first appearance, and each row's group."""
-    group, groups = np.zeros(len(columns[0]), np.int64), 1
+    numbers, groups = np.zeros(len(columns[0]), np.int32), 1
     for column in columns:
         values = pa.array(column).dictionary_encode()
         if len(values.dictionary) <= 1:
             continue
         if groups > 1:
-            values = pa.array(group * len(values.dictionary) + values.indices.to_numpy()).dictionary_encode()
-        group, groups = values.indices.to_numpy().astype(np.int64), len(values.dictionary)
+            both = numbers * np.int64(len(values.dictionary))
+            both += values.indices.to_numpy()
+            values = pa.array(both).dictionary_encode()
+        numbers, groups = values.indices.to_numpy(), len(values.dictionary)
+    group = numbers.astype(np.int64)
     # Arrow numbers dictionary values in order of first appearance.
     firsts = np.empty(groups if len(group) else 0, np.int64)
     firsts[group[::-1]] = np.arange(len(group))[::-1]  # the last that is written is the first row
