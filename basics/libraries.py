@@ -1,4 +1,4 @@
-"""What libraries may do in our processes: one thread for OpenBLAS; for Arrow no pandas, documentation or masked arrays.
+"""What libraries may do in our processes: one thread for OpenBLAS; no pandas, documentation or masked arrays.
 
 OpenBLAS, which numpy contains, otherwise starts a thread per core when numpy is imported, though we call nothing of it.
 They take CPU time and address space, and keep the privileges that a process gives up.
@@ -8,7 +8,8 @@ imports it if it is installed. We need nothing of it; it takes 0.4 s and 35 MB, 
 warning.
 
 Arrow parses the docstrings of the options of its functions when `pyarrow.compute` is imported, to make docstrings of
-its functions. That is half of the time that this import takes, 20 ms in each process.
+its functions. That is half of the time that this import takes, 20 ms in each process. NumPy adds docstrings to its
+functions in C when it is imported, in 5 ms.
 
 Arrow asks of each array whether it is one of `numpy.ma`, and so does `numpy.unique`. NumPy imports that when somebody
 first asks, in 13 ms.
@@ -27,6 +28,7 @@ from types import ModuleType
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """Environment of a process that imports numpy."""
 _PARSER = "pyarrow.vendored.docscrape"
+_DOCSTRINGS = ("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")  # since NumPy 2
 _added: list[str] = []
 
 
@@ -58,14 +60,16 @@ def hide_pandas() -> None:
 
 
 def leave_out_documentation() -> None:
-    """Makes Arrow import its functions without documentation in this process."""
+    """Makes Arrow and NumPy import their functions without documentation in this process."""
     parser = ModuleType(_PARSER)
     parser.NumpyDocString = lambda _text: {"Parameters": ()}  # type: ignore[attr-defined]
     sys.modules.setdefault(_PARSER, parser)
+    for name in _DOCSTRINGS:
+        sys.modules.setdefault(name, ModuleType(name))
 
 
 def restrict_libraries() -> None:
-    """Does both, before Arrow is imported."""
+    """Does both, before Arrow and NumPy are imported."""
     hide_pandas()
     leave_out_documentation()
 

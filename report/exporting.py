@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.export import About, CpuSamples, Export
+from iaprof.formats.export import CpuSamples, Export
 from iaprof.formats.profile import Launch
 from iaprof.formats.writers.writer import Needs
 from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
@@ -19,10 +20,6 @@ from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
 from iaprof.report.parts import build_parts, host_of, resolve_time_range, starts_ns, whole_ns
 from iaprof.report.profile import ReportOptions
-from iaprof.report.views.annotation import hot_listings
-from iaprof.report.views.cpu_profile import build_cpu
-from iaprof.report.views.series import series
-from iaprof.report.views.thread_runs import launch_runs, operator_slices, wait_runs
 
 _MAX_ROWS_BY_TIME = 4_000_000  # stall records; each can become a row of an interval, together some hundred MB
 _MAX_INTERVALS = 30_000  # ten minutes in intervals of 20 ms
@@ -65,32 +62,49 @@ def build_export(
         whole = replace(whole, interval_s=0.0, by_time_s=options.interval_s)
     report = build_parts(capture, loader, whole, symbol_options, progress)
     cpu = cpu_samples(capture, options, symbol_options) if Needs.CPU in needs else None
-    with ThreadPoolExecutor(1) as thread:
-        listing = thread.submit(hot_listings, report, sources) if Needs.LISTINGS in needs else None
-        launches = None
-        if Needs.LAUNCHES in needs:
-            launches = launch_runs(capture, options, report.profile, symbol_options=symbol_options)
-        listings = () if listing is None else listing.result()
+    shown = (
+        _shown(capture, report, options, symbol_options, needs, sources) if needs & ~(Needs.TIME | Needs.CPU) else {}
+    )
     export = Export(
         report.profile,
-        _about(capture, report, sources, options) if Needs.ABOUT in needs else About(),
-        options.interval_s,
-        report.by_time,
-        cpu,
-        series=series(capture, options) if Needs.SERIES in needs else (),
-        launches=launches,
-        waits=wait_runs(capture, options) if Needs.LAUNCHES in needs else None,
+        interval_s=options.interval_s,
+        by_time=report.by_time,
+        cpu=cpu,
         executions=report.executions,
-        operators=operator_slices(capture, options) if Needs.LAUNCHES in needs else None,
-        listings=listings,
+        **shown,
     )
     return export, report
 
 
-def _about(capture: CaptureReader, report: Report, sources: SourceFiles, options: ReportOptions) -> About:
-    from iaprof.report.about import about  # here, as folded stacks have nothing of it
+def _shown(
+    capture: CaptureReader,
+    report: Report,
+    options: ReportOptions,
+    symbol_options: SymbolOptions,
+    needs: Needs,
+    sources: SourceFiles,
+) -> dict[str, Any]:
+    """Returns what an export has for pictures and pages besides samples, by the names of its members."""
+    # Imported here, as folded stacks have nothing of it.
+    from iaprof.report.about import about
+    from iaprof.report.views.annotation import hot_listings
+    from iaprof.report.views.series import series
+    from iaprof.report.views.thread_runs import launch_runs, operator_slices, wait_runs
 
-    return about(capture, report.facts, sources, options.selection)
+    found: dict[str, Any] = {}
+    with ThreadPoolExecutor(1) as thread:
+        listings = thread.submit(hot_listings, report, sources) if Needs.LISTINGS in needs else None
+        if Needs.LAUNCHES in needs:
+            found["launches"] = launch_runs(capture, options, report.profile, symbol_options=symbol_options)
+        if listings is not None:
+            found["listings"] = listings.result()
+    if Needs.ABOUT in needs:
+        found["about"] = about(capture, report.facts, sources, options.selection)
+    if Needs.SERIES in needs:
+        found["series"] = series(capture, options)
+    if Needs.LAUNCHES in needs:
+        found |= {"waits": wait_runs(capture, options), "operators": operator_slices(capture, options)}
+    return found
 
 
 def cpu_samples(capture: CaptureReader, options: ReportOptions, symbol_options: SymbolOptions) -> CpuSamples:
@@ -99,6 +113,8 @@ def cpu_samples(capture: CaptureReader, options: ReportOptions, symbol_options: 
     Raises:
         CaptureError: the capture is damaged.
     """
+    from iaprof.report.views.cpu_profile import build_cpu  # here, as most reports have none
+
     launches: list[Launch] = []
     columns = []
     left_out: Counter[str] = Counter()
