@@ -100,7 +100,7 @@ def join(
         del table  # frees it before the next one is asked for
         progress(records)
     numbers = _sorted_sites(placed, sites_before)
-    if task.seen is not None:
+    if task.seen is not None and not _is_same(numbers):
         task.seen.renumber(numbers)
     by_time = attribution.shares_by_time()
     return JoinResult(
@@ -114,9 +114,14 @@ def join(
 
 def _whole(shares: JoinedShares, numbers: NDArray[np.int64]) -> Joined:
     """Rounds merged shares, whose sites get new numbers: int64[sites]."""
-    if not np.array_equal(numbers, np.arange(len(numbers))):
+    if not _is_same(numbers):
         shares = merge_shares([replace(shares, site=numbers[shares.site])])
     return to_whole_counts(shares)
+
+
+def _is_same(numbers: NDArray[np.int64]) -> bool:
+    """Whether each site keeps its number."""
+    return np.array_equal(numbers, np.arange(len(numbers)))
 
 
 def _sorted_sites(placed: Placed, known: int) -> NDArray[np.int64]:
