@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import distinct
 from iaprof.formats.ranges import ranges
 from iaprof.report.join.placements import Placed
 
@@ -40,7 +41,7 @@ class Cells:
         self.since = np.array([placement.since for placement in placements], np.uint64)
         self.first = np.array([placement.address & mask for placement in placements], np.uint64)
         ends = self.first + np.array([max(placement.size, 1) for placement in placements], np.uint64)
-        self._bounds = np.unique(np.concatenate([self.first, ends]))
+        self._bounds = distinct(np.concatenate([self.first, ends]))
         self._low, self._high = np.searchsorted(self._bounds, self.first), np.searchsorted(self._bounds, ends)
         codes: dict[object, int] = {}
         self.code = np.array(

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import rows_equal
+from iaprof.formats.distinct import distinct
 from iaprof.formats.ranges import ranges
 
 _MAX_PAIRS = 1 << 23  # an honest process has few kernels that overlap
@@ -34,7 +35,7 @@ def overlaps(
     order = np.lexsort((starts, groups))
     # Ascending keys: the group, then the rank of the address. Addresses themselves leave too few bits for the group.
     group = np.cumsum(np.diff(groups[order], prepend=groups[order[:1]]) != 0)
-    bounds = np.unique(starts)
+    bounds = distinct(starts)
     base = group * (len(bounds) + 1)
     first, behind = (base + np.searchsorted(bounds, each[order]) for each in (starts, ends))
     # In this order, ranges overlap if the first one contains the second one's first address.

@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import distinct
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile, kernel_name
 from iaprof.formats.ranges import ranges
 from iaprof.formats.stacks.trees import divided_rows
@@ -260,7 +261,7 @@ class _Calls:
         ends = np.cumsum([len(stack) for stack in stacks], dtype=np.int64)
         self.innermost = number[ends - 1]
         # Distinct (code, function), sorted.
-        pairs = np.unique(np.repeat(np.arange(len(stacks)), np.diff(ends, prepend=0)) * len(self.functions) + number)
+        pairs = distinct(np.repeat(np.arange(len(stacks)), np.diff(ends, prepend=0)) * len(self.functions) + number)
         self._code, self._function = np.divmod(pairs, max(len(self.functions), 1))
 
     def inclusive(
