@@ -337,6 +337,8 @@ class _Finishing:
         self._copied.append(int(records["id"][0]))
 
     def _add_kernel(self, frame: Frame) -> None:
+        if self._code_objects.is_full_with(len(frame.payload)):
+            self._flush_kernels()
         self._code_objects.add_elf(frame)
         self._flush_full_kernels()
 
@@ -506,6 +508,7 @@ class _Finishing:
 
     def _flush_kernels(self) -> None:
         self._write_all("kernel", self._code_objects.take())
+        pa.default_memory_pool().release_unused()  # writing one of 100 MB makes several copies of it
 
     def _flush_metrics(self) -> None:
         batches, self._metrics, self._metric_rows = self._metrics, {}, 0
@@ -531,7 +534,7 @@ class _Finishing:
 
     def _write_all(self, kind: str, rows: list[pa.StructArray]) -> None:
         if rows:
-            self._write_rows(kind, pa.concat_arrays(rows))
+            self._write_rows(kind, rows[0] if len(rows) == 1 else pa.concat_arrays(rows))
 
     def _write_rows(self, kind: str, rows: pa.StructArray) -> None:
         self._counts[COUNTED[kind]] += len(rows)

@@ -378,7 +378,11 @@ class CodeObjectRows:
     @property
     def is_full(self) -> bool:
         """Whether the rows fill a row group."""
-        return self._bytes >= _BYTES_PER_GROUP
+        return self.is_full_with(0)
+
+    def is_full_with(self, more: int) -> bool:
+        """Whether they and so many bytes would fill one; never without rows."""
+        return self._bytes > 0 and self._bytes + more >= _BYTES_PER_GROUP
 
     def add_elf(self, frame: Frame) -> None:
         """Adds a debug ELF; raises ValueError, KeyError, TypeError or OverflowError if the frame is damaged."""

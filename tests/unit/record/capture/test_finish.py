@@ -72,6 +72,19 @@ def test_junk_in_every_member(tmp_path: Path, junk: Any) -> None:
     assert sum(loss["events"] for loss in reader.header["losses"]) == len(reader.table("loss"))
 
 
+def test_large_code_objects_have_row_groups_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given code objects, of which the last two fit into one row group
+    monkeypatch.setattr("iaprof.record.capture.rows._BYTES_PER_GROUP", 1000)
+    abouts = [as_json(KERNEL | {"digest": f"{number:02x}"}) for number in range(5)]
+    sizes = (600, 600, 2000, 200, 200)
+    frames = [(FrameKind.KERNEL, about + bytes(size), len(about)) for about, size in zip(abouts, sizes, strict=True)]
+    # when
+    reader = captured(tmp_path, (FrameKind.HEADER, as_json({"streams": []}), 0), *frames)
+    # then finishing has no more of them in memory than the largest, or than a row group has
+    rows = [[len(elf) for elf in group["elf"].to_pylist()] for group in reader.tables("kernel")]
+    assert rows == [[600], [600], [2000], [200, 200]]
+
+
 @pytest.mark.parametrize("root", JUNK, ids=repr)
 def test_a_root_that_is_no_path_is_not_looked_into(tmp_path: Path, root: Any) -> None:
     roots: list[Any] = []
