@@ -173,7 +173,9 @@ def read_probes(file: BinaryIO, provider: str, names: Iterable[str]) -> list[Pro
         return list(_Notes(library).probes(provider.encode(), wanted))
 
 
-_NOPS = b"\x90\x0f\x1f\x44\x00\x00"  # the probe's instruction, and one of five bytes behind it: record/kernels/probe.h
+# A probe of our libraries: its instruction, one of five bytes, and a mark (record/kernels/probe.h). In others the call
+# that the kernel makes of the second one could overwrite the function's data, which may be below its stack pointer.
+_NOPS = b"\x90" + b"\x0f\x1f\x44\x00\x00" + b"\x0f\x1f\x80iapr"
 
 
 def _calls_long_nops() -> bool:

@@ -10,6 +10,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
 import elf_sections
+import iaprof.record.kernels
 from iaprof.bpf.probes import usdt
 from iaprof.bpf.probes.library_file import ProbeError
 from iaprof.bpf.probes.usdt import Arg, parse_arg, read_probes
@@ -100,21 +101,41 @@ def test_a_probe_of_a_real_library(library: bytes) -> None:
     assert probes[0].args[2] == Arg(ArgKind.CONSTANT, 32, True, 7)
 
 
-@pytest.mark.parametrize(("linux", "further"), [((6, 17), 0), ((6, 18), 1)])
-def test_the_long_nop_behind_a_probe_is_probed_where_linux_calls_it(
-    library: bytes, monkeypatch: pytest.MonkeyPatch, linux: tuple[int, int], further: int
+LONG_NOP, MARK = b"\x0f\x1f\x44\0\0", b"\x0f\x1f\x80iapr"
+
+
+@pytest.mark.parametrize(
+    ("linux", "behind", "further"),
+    [((6, 17), LONG_NOP + MARK, 0), ((6, 18), LONG_NOP + MARK, 1), ((6, 18), LONG_NOP + bytes(7), 0)],
+)
+def test_the_long_nop_behind_a_probe_of_ours_is_probed_where_linux_calls_it(
+    library: bytes, monkeypatch: pytest.MonkeyPatch, linux: tuple[int, int], behind: bytes, further: int
 ) -> None:
-    # given a library whose probe has both, and an argument that is found from the probe's address
+    # given a library whose probe has both, ours or another, and an argument that is found from the probe's address
     monkeypatch.setattr(usdt, "linux_version", lambda: linux)
     (plain,) = read_probes(io.BytesIO(library), "level_zero", ("launch_kernel",))
     both = bytearray(library)
-    both[plain.offset + 1 : plain.offset + 6] = b"\x0f\x1f\x44\0\0"
+    both[plain.offset + 1 : plain.offset + 1 + len(behind)] = behind
     # when
     (probe,) = read_probes(io.BytesIO(both), "level_zero", ("launch_kernel",))
     # then
     assert probe.offset == plain.offset + further
     names = [each for each in zip(plain.args, probe.args, strict=True) if each[0].base == 16]  # %rip
     assert all(before.value == after.value + further for before, after in names)
+
+
+@pytest.mark.parametrize(
+    ("library", "provider", "names"),
+    [("cuda", "cuda", {"launch_kernel", "message"}), ("inject", "level_zero", {"launch_kernel", "execute_lists"})],
+)
+def test_our_own_libraries_have_the_long_nop(
+    monkeypatch: pytest.MonkeyPatch, library: str, provider: str, names: set[str]
+) -> None:
+    monkeypatch.setattr(usdt, "linux_version", lambda: (6, 18))
+    content = (Path(iaprof.record.kernels.__file__).parent / f"libiaprof_{library}.so").read_bytes()
+    probes = read_probes(io.BytesIO(content), provider, tuple(names))
+    assert {probe.name for probe in probes} == names
+    assert {content[probe.offset :][: len(LONG_NOP)] for probe in probes} == {LONG_NOP}
 
 
 @pytest.mark.parametrize(
