@@ -16,7 +16,6 @@ from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, RuleScop
 
 _BUCKET_BYTES, _SLOTS = 64, 4
 _INITIAL_BITS, _GROWTH_BITS = 10, 2  # binary logarithms: number of buckets used at first, and factor of growth
-_MOST_EVICTED = 8  # rules, until the table grows
 _SPACE_BITS, _MOST_SPACES = 48, (1 << 15) - 1  # where a key has the number of its space, and the largest one
 _BY_USER_SPACE = struct.pack("<I", 0)  # enum changed_by in bpf/c/unwind.c
 _MULTIPLIER, _END_MULTIPLIER, _MASK_64 = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, (1 << 64) - 1
@@ -34,8 +33,9 @@ class MappingState(NamedTuple):
 class RuleTable:
     """The `rules` map: a hash table of 64-byte buckets, written through a mapping while BPF programs read it.
 
-    A new rule for a full bucket replaces another one, which only costs the time to learn that rule again. The table
-    starts with few buckets, so that lookups hit the CPU's caches more often.
+    The table starts with few buckets, so that lookups hit the CPU's caches more often. A new rule for a full bucket
+    waits until the table has grown. In a table that cannot grow it replaces another one, and all walks that need that
+    rule end there until it is learnt again.
     """
 
     def __init__(self, fd: int, bits: int) -> None:
@@ -53,21 +53,21 @@ class RuleTable:
         self._memory = mmap.mmap(fd, _BUCKET_BYTES << bits)
         self._words = memoryview(self._memory).cast("Q")
         self._used = 0  # number of slots with a rule
-        self.written = self.evicted = self._evicted_before = 0
+        self._waiting: dict[int, int] = {}  # rules that wait for the table to grow, by key
+        self.written = self.evicted = 0
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more than half of the slots in use have a rule, or rules replaced others, and the table can grow."""
-        is_full = self._used > _SLOTS << self.bits >> 1 or self.evicted > self._evicted_before + _MOST_EVICTED
-        return is_full and self.bits < self._max_bits
+        """Whether more than half of the slots in use have a rule, or a rule waits, and the table can grow."""
+        return (self._used > _SLOTS << self.bits >> 1 or bool(self._waiting)) and self.bits < self._max_bits
 
     def grow(self) -> None:
         """Uses more buckets; the caller must have made all processes forget their spaces."""
         words = self._words[: _BUCKET_BYTES // 8 << self.bits].tolist()
+        rules = [*zip(words[::2], words[1::2], strict=True), *self._waiting.items()]
         self.clear()
         self.bits = min(self.bits + _GROWTH_BITS, self._max_bits)
-        self._evicted_before = self.evicted
-        for key, packed in zip(words[::2], words[1::2], strict=True):
+        for key, packed in rules:
             if key:
                 self._write(key, packed)
 
@@ -107,6 +107,9 @@ class RuleTable:
         elif 0 in keys:
             slot = keys.index(0)
             self._used += 1
+        elif self.bits < self._max_bits:
+            self._waiting[key] = packed
+            return
         else:
             # One of a block, if there is one, as instructions have rules of their own; else each in turn, so that two
             # rules that are needed all the time do not replace each other for ever.
@@ -124,6 +127,7 @@ class RuleTable:
         slots[:, 0] = 0
         del slots  # otherwise the mapping could not be closed
         self._used = 0
+        self._waiting.clear()
 
     def close(self) -> None:
         """Unmaps the table."""

@@ -29,13 +29,42 @@ def test_a_crowded_table_grows_and_keeps_its_rules(tmp_path: Path) -> None:
         if table.is_crowded:
             table.grow()
             grown += 1
-    # then it has grown twice, and contains nothing but these rules, except for a few that were evicted
+        assert table.bits == BITS or not table.evicted
+    # then it has grown twice, and contains nothing but these rules, except for a few that were evicted after that
     assert grown == 2
     found = elements(fd)
     assert found.items() <= rules.items()
     assert len(rules) - len(found) == table.evicted < len(rules) / 20
     os.close(fd)
     table.close()
+
+
+def test_a_rule_for_a_full_bucket_waits_until_the_table_has_grown(tmp_path: Path) -> None:
+    # given more rules than a bucket has room for
+    fd = os.open(tmp_path / "map", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, BUCKET << BITS)
+    table = RuleTable(fd, BITS)
+    addresses = [number for number in range(1, 10_000) if hashed(number) >> 64 - table.bits == 7][:6]
+    # when
+    for address in addresses:
+        table.write(0, address, RuleScope.RETURN, 5 * address)
+    # then the first ones are not replaced
+    assert elements(fd) == {address: 5 * address for address in addresses[:4]}
+    assert table.is_crowded
+    # when the table grows, also if one is written again
+    table.write(0, addresses[-1], RuleScope.RETURN, 1)
+    table.grow()
+    # then
+    assert elements(fd) == {address: 5 * address for address in addresses[:-1]} | {addresses[-1]: 1}
+    assert not table.is_crowded
+    assert not table.evicted
+    table.close()
+    os.close(fd)
+
+
+def hashed(key: int) -> int:
+    """As rule_with_key in bpf/c/unwind.c."""
+    return (key ^ key >> 13) * 0x9E37_79B9_7F4A_7C15 & (1 << 64) - 1
 
 
 def test_rules_of_a_space_are_copied_for_some_addresses(tmp_path: Path) -> None:
