@@ -22,6 +22,7 @@ SOURCE = Path(__file__).parents[1] / "stacks" / "hugepages.c"
 FLAGS = ["-O2", "-fno-toplevel-reorder", "-fomit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-inline"]
 OURS = "main;outer;middle;innermost"
 EXECUTABLE = 2  # the type of an ELF file
+FEW = 20  # samples, which a program gets in a second on a busy machine, too
 NODE = shutil.which("node")
 SCRIPT = """
 console.log('ready');
@@ -85,13 +86,13 @@ def test_a_program_that_was_started_before(hardware: Hardware, program: Path, tm
     with running([program, "60"]) as process:
         assert remapped(process.pid, str(program))
         # when
-        recorder = recorded(hardware, tmp_path / "c", "--duration", "1")
+        recorder = recorded(hardware, tmp_path / "c", "--duration", "2")
         _, told = recorder.communicate(timeout=120)
         assert recorder.returncode == 0, told
     # then
     stacks = cpu_samples(tmp_path / "c", "hugepages")
     whole = sum(count for stack, count in stacks.items() if OURS in stack and "[cut" not in stack)
-    assert whole > 0.8 * stacks.total() > 100, stacks
+    assert whole > 0.8 * stacks.total() > FEW, stacks
 
 
 def test_a_program_that_remaps_its_text_while_it_is_recorded(hardware: Hardware, program: Path, tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_program_that_remaps_its_text_while_it_is_recorded(hardware: Hardware,
     assert recorder.returncode == 0, told
     stacks = cpu_samples(tmp_path / "c", "hugepages")
     whole = sum(count for stack, count in stacks.items() if OURS in stack and "[cut" not in stack)
-    assert whole > 0.8 * stacks.total() > 100, stacks
+    assert whole > 0.8 * stacks.total() > FEW, stacks
 
 
 @pytest.mark.skipif(NODE is None, reason="it has no node")
