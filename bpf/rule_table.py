@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iaprof.bpf.maps import delete_element, read_element, write_element
 from iaprof.bpf.structs import MISSED_PATH, SPACE, pack
 from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, RuleScope
 
 _BUCKET_BYTES, _SLOTS = 64, 4
-_INITIAL_BITS, _GROWTH_BITS = 10, 2  # binary logarithms: number of buckets used at first, and factor of growth
+_INITIAL_BITS = 10  # binary logarithm of the number of buckets used at first
 _SPACE_BITS, _MOST_SPACES = 48, (1 << 15) - 1  # where a key has the number of its space, and the largest one
 _BY_USER_SPACE = struct.pack("<I", 0)  # enum changed_by in bpf/c/unwind.c
 _MULTIPLIER, _END_MULTIPLIER, _MASK_64 = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, (1 << 64) - 1
@@ -36,6 +37,9 @@ class RuleTable:
     The table starts with few buckets, so that lookups hit the CPU's caches more often. A new rule for a full bucket
     waits until the table has grown. In a table that cannot grow it replaces another one, and all walks that need that
     rule end there until it is learnt again.
+
+    A table of 2^n buckets begins at bucket 2^n of the map. So a larger one does not touch the one before, which
+    processes use until `Spaces.set`.
     """
 
     def __init__(self, fd: int, bits: int) -> None:
@@ -43,18 +47,18 @@ class RuleTable:
 
         Args:
             fd: the map's descriptor; the caller closes it.
-            bits: binary logarithm of its number of buckets.
+            bits: binary logarithm of its number of buckets: twice as many as the largest table has.
 
         Raises:
             OSError: the table cannot be mapped.
         """
-        self._max_bits = bits
-        self.bits = min(_INITIAL_BITS, bits)  # binary logarithm of the number of buckets in use
+        self._max_bits = bits - 1
+        self.bits = min(_INITIAL_BITS, self._max_bits)  # binary logarithm of the table's number of buckets
         self._memory = mmap.mmap(fd, _BUCKET_BYTES << bits)
         self._words = memoryview(self._memory).cast("Q")
         self._used = 0  # number of slots with a rule
         self._waiting: dict[int, int] = {}  # rules that wait for the table to grow, by key
-        self.written = self.evicted = 0
+        self.evicted = 0
 
     @property
     def is_crowded(self) -> bool:
@@ -62,14 +66,25 @@ class RuleTable:
         return (self._used > _SLOTS << self.bits >> 1 or bool(self._waiting)) and self.bits < self._max_bits
 
     def grow(self) -> None:
-        """Uses more buckets; the caller must have made all processes forget their spaces."""
-        words = self._words[: _BUCKET_BYTES // 8 << self.bits].tolist()
-        rules = [*zip(words[::2], words[1::2], strict=True), *self._waiting.items()]
-        self.clear()
-        self.bits = min(self.bits + _GROWTH_BITS, self._max_bits)
-        for key, packed in rules:
-            if key:
-                self._write(key, packed)
+        """Puts the rules into a table of twice the size; the caller then has all processes use that one."""
+        slots = self._slots()
+        slots = slots[slots[:, 0] != 0]
+        waiting, self._waiting = self._waiting, {}
+        self.bits = min(self.bits + 1, self._max_bits)
+        hashes = (slots[:, 0] ^ slots[:, 0] >> np.uint64(13)) * np.uint64(_MULTIPLIER)
+        buckets = (hashes >> np.uint64(64 - self.bits)).astype(np.int64)
+        order = np.argsort(buckets, kind="stable")
+        number = np.arange(len(order)) - np.searchsorted(buckets[order], buckets[order])  # in the bucket
+        fits = number < _SLOTS
+        self._slots()[(_SLOTS * buckets[order] + number)[fits]] = slots[order[fits]]
+        self._used = int(fits.sum())
+        for key, packed in (*slots[order[~fits]].tolist(), *waiting.items()):
+            self._write(key, packed)
+
+    def _slots(self) -> NDArray[np.uint64]:
+        """Returns the table: keys and rules, uint64[slots, 2]."""
+        words = np.frombuffer(self._memory, np.uint64, _BUCKET_BYTES // 8 << self.bits, _BUCKET_BYTES << self.bits)
+        return words.reshape(-1, 2)
 
     def write(self, space: int, address: int, scope: int, packed: int) -> None:
         """Sets the rule, as Rule.pack makes it, for an address in a space; `scope` is a RuleScope."""
@@ -82,7 +97,7 @@ class RuleTable:
 
     def copy(self, space: int, to: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Copies the rules of a space for addresses in some ranges, [start, end), to another space."""
-        slots = np.frombuffer(self._memory, np.uint64, _BUCKET_BYTES // 8 << self.bits).reshape(-1, 2)
+        slots = self._slots()
         keys = slots[:, 0]
         of_space = slots[(keys >> np.uint64(_SPACE_BITS) & np.uint64(_MOST_SPACES)) == space]
         addresses = of_space[:, 0] & np.uint64((1 << ADDRESS_BITS) - 1)
@@ -97,7 +112,7 @@ class RuleTable:
 
     def _write(self, key: int, packed: int) -> None:
         hashed = (key ^ key >> 13) * _MULTIPLIER & _MASK_64
-        bucket = hashed >> 64 - self.bits
+        bucket = (1 << self.bits) + (hashed >> 64 - self.bits)
         first = bucket * _BUCKET_BYTES // 8
         keys = [self._words[first + 2 * slot] for slot in range(_SLOTS)]
         if key in keys:
@@ -119,7 +134,6 @@ class RuleTable:
         self._words[first + 2 * slot] = 0
         self._words[first + 2 * slot + 1] = packed
         self._words[first + 2 * slot] = key
-        self.written += 1
 
     def clear(self) -> None:
         """Forgets all rules."""

@@ -25,7 +25,7 @@ class Sizes:
     code_pages: int = 2048  # 8 MiB: 2,200 code objects
     pythons_remembered: int = 1 << 12
     copied_pages: int = 8192  # 32 MiB: 480 copies of stacks, or 240 of CPU samples'
-    rule_bits: int = 15  # 2 MiB: 131,072 rules; few of these pages are used at first
+    rule_bits: int = 16  # 4 MiB: 131,072 rules in the largest table; few of these pages are used at first
     processes_remembered: int = 1 << 14
     missed_paths_remembered: int = 1 << 14
     compiled_pages: int = 128

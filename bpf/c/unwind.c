@@ -38,7 +38,8 @@ struct bucket {
         u64 rule;
     } slots[4];
 };
-/* An array, which user space writes through a mapping: a look-up is inlined, and costs one cache line per frame. */
+/* An array, which user space writes through a mapping: a look-up is inlined, and costs one cache line per frame. It has tables of
+ * several sizes: a process's space tells which one to use, so that walks go on while user space fills a larger one. */
 BPF_F_TABLE("array", u32, struct bucket, rules, ANY, BPF_F_MMAPABLE);
 
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
@@ -327,7 +328,8 @@ static __always_inline u64 if_equal(u64 one, u64 other, u64 value) {
 
 /* Returns the rule with this key; RULE_NONE if there is none. */
 static __always_inline u64 rule_with_key(u64 key, u64 shift) {
-    u32 index = (key ^ key >> 13) * 0x9e3779b97f4a7c15ULL >> (shift & 63); /* ^: equally spaced keys would share few buckets */
+    u64 hash = (key ^ key >> 13) * 0x9e3779b97f4a7c15ULL; /* ^: equally spaced keys would share few buckets */
+    u32 index = hash >> (shift & 63) | 1ULL << (-shift & 63); /* a table of 2^n buckets begins at bucket 2^n */
     struct bucket *bucket = rules.lookup(&index);
     if (!bucket)
         return 0;

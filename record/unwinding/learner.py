@@ -567,8 +567,6 @@ class Learner:
         self._next_space = self._first_space
 
     def _grow(self) -> None:
-        for pid in self._processes:
-            self._spaces.forget(pid)
         self._table.grow()
         for pid, process in self._processes.items():
             self._spaces.set(pid, process.state, process.space, self._table.bits)
