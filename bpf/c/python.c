@@ -279,7 +279,8 @@ static __always_inline enum phase walk_python(struct scratch *scratch) {
             break;
         }
         u64 half = half_of(scratch, at);
-        if (at & 7 || hold(scratch, memory, at, half) || hold(scratch, memory, at + layout->frame_bytes - 8, half))
+        u64 end = at + layout->frame_bytes - 8;
+        if (at & 7 || hold(scratch, memory, at, half) || (hidden(at ^ end) >= PAGE && hold(scratch, memory, end, half)))
             break;
         u64 code = field(memory, at, half, layout->frame_code) & ~7ULL;
         u64 instruction = field(memory, at, half, layout->frame_instruction);
