@@ -76,7 +76,9 @@ class RuleTable:
         order = np.argsort(buckets, kind="stable")
         number = np.arange(len(order)) - np.searchsorted(buckets[order], buckets[order])  # in the bucket
         fits = number < _SLOTS
-        self._slots()[(_SLOTS * buckets[order] + number)[fits]] = slots[order[fits]]
+        larger = self._slots()
+        larger[:, 0] = 0  # it may have rules of an earlier learner
+        larger[(_SLOTS * buckets[order] + number)[fits]] = slots[order[fits]]
         self._used = int(fits.sum())
         for key, packed in (*slots[order[~fits]].tolist(), *waiting.items()):
             self._write(key, packed)

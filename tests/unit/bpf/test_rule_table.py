@@ -53,7 +53,8 @@ def test_a_rule_for_a_full_bucket_waits_until_the_table_has_grown(tmp_path: Path
     assert first == {address: 5 * address for address in addresses[:4]}
     assert table.is_crowded
     before = os.pread(fd, BUCKET << table.bits, BUCKET << table.bits)
-    # when the table grows, also if one is written again
+    # when the table grows, also if one is written again, over rules of an earlier learner
+    os.pwrite(fd, struct.pack("<Q", 1 << 60) * (BUCKET << table.bits + 1 >> 3), BUCKET << table.bits + 1)
     table.write(0, addresses[-1], RuleScope.RETURN, 1)
     table.grow()
     # then
