@@ -46,13 +46,18 @@ static __always_inline u64 called_before(u64 after) {
 /* In the trampoline of optimised probes, the thread is at the instruction that calls it, before the call
  * (uprobe_trampoline_entry in arch/x86/kernel/uprobes.c, Linux 6.18). The trampoline is at the start of a page:
  * push %rcx; push %r11; push %rax; mov $__NR_uprobe, %rax; syscall; pop %rax; pop %r11; pop %rcx; ret
- * While the kernel serves the system call, the stack pointer can be moved already, while the address is not yet. */
+ * While the kernel serves the system call, the stack pointer can be moved already, while the address is not yet.
+ * Its page cannot be read before a thread has touched it: then the thread is at its start. */
 static __always_inline void leave_trampoline(struct start *start) {
     u64 offset = start->ip & (PAGE - 1), code[2] = {}, after = 0;
-    if (offset >= TRAMPOLINE || read_user(code, sizeof(code), (void *)(start->ip - offset)))
+    if (offset >= TRAMPOLINE)
         return;
-    if (code[0] << 8 != 0xc0c7485053415100 || code[1] >> 24 != 0x5b4158050f)
+    if (read_user(code, sizeof(code), (void *)(start->ip - offset))) {
+        if (offset)
+            return;
+    } else if (code[0] << 8 != 0xc0c7485053415100 || code[1] >> 24 != 0x5b4158050f) {
         return;
+    }
     u64 call = start->sp + (TRAMPOLINE_PUSHED >> 2 * offset & 3) * 8;
     if (read_user(&after, 8, (void *)call) || called_before(after) != start->ip - offset) {
         call = start->sp - 8;
