@@ -197,9 +197,9 @@ class Spaces:
         found = read_element(self._unloads, struct.pack("<I", pid), 8)
         return 1 + int.from_bytes(found, "little") if found else 0
 
-    def set_copies_done(self, pid: int, count: int) -> None:
-        """Tells BPF how many copies of a process's stacks were answered, so that it sends further ones."""
-        write_element(self._copies_done, struct.pack("<I", pid), struct.pack("<Q", count))
+    def set_copies_done(self, pid: int, records: int) -> None:
+        """Tells BPF how many records of copies of a process's stacks were answered, so that it sends further ones."""
+        write_element(self._copies_done, struct.pack("<I", pid), struct.pack("<Q", records))
 
     def walk_again(self, path: int) -> None:
         """Has BPF walk stacks of a missed path again, because the missing rules have been written."""

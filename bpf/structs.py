@@ -192,7 +192,8 @@ MISSED_PATH = np.dtype(
 """A path on which a walk lacked a rule, or all paths of a thread whose walks end alike."""
 COPYING = np.dtype(
     [
-        ("sent", "<u8"),  # number of copies of a process's stacks
+        ("copies", "<u8"),  # number of those of a process's stacks,
+        ("records", "<u8"),  # and of their records: pages, and one more for each
         ("last", "<u8"),  # CLOCK_MONOTONIC ns of the last one
     ]
 )

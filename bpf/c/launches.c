@@ -218,7 +218,7 @@ static __always_inline u32 send_copied_stack(struct scratch *scratch, u64 is_sam
         count(COPIES_LOST, 1);
         return scratch->after_walk;
     }
-    note_copy(copied, launch->time);
+    note_copy(copied, launch->time, scratch->sent + 1);
     missed_paths.update(&key, &fresh);
     struct missed_path *all = missed_paths.lookup(&of_all);
     if (all && all->until > launch->time)

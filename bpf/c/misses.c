@@ -7,6 +7,7 @@
 #define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
 #define COPIES_OF_SAMPLES (1U << 31)
 #define PAGES_IN_FLIGHT 6400 /* those of copies of a process that user space has not answered; the ring buffer has 8192 */
+#define PAGES_OF_SAMPLES 3200 /* the same, of CPU samples' stacks */
 #define SAMPLES_TOGETHER 16 /* copies of CPU samples' stacks of a process for which user space is woken; it also polls */
 #define SCANNED (4 * WINDOW) /* bytes of a signal handler's stack that are searched for the saved registers */
 #define MISSED_PATH_WINDOWS 5 /* of the stack above the end of a walk: these distinguish paths */
@@ -16,8 +17,8 @@
 /* By missed_path_key(): paths of which a copy was sent. By end_key(): the number of copies of all paths that end alike. */
 BPF_TABLE("lru_hash", u64, struct missed_path, missed_paths, ANY);
 
-/* By process, with COPIES_OF_SAMPLES for stacks of CPU samples: how many copies were sent, and how many user space has answered;
- * the highest bit says that it wants none. */
+/* By process, with COPIES_OF_SAMPLES for stacks of CPU samples: what was sent, and how many records of it user space has
+ * answered; the highest bit says that it wants none. */
 BPF_TABLE("lru_hash", u32, struct copying, copying, ANY);
 BPF_TABLE("lru_hash", u32, u64, copies_done, ANY);
 
@@ -64,11 +65,11 @@ static __always_inline int may_copy(u32 pid, u64 is_sample, u64 time) {
     u64 *answered = copies_done.lookup(&key), done = hidden(answered ? *answered : 0);
     if (done >> 63)
         return 0;
-    if (!known || known->sent - done < PAGES_IN_FLIGHT / pages_of_copy(is_sample))
+    if (!known || (s64)(known->records - done) < (is_sample ? PAGES_OF_SAMPLES : PAGES_IN_FLIGHT))
         return 1;
     if (time < known->last + MISSED_PATH_NS)
         return 0;
-    known->sent = done; /* some answers never came, as the process that finishes stacks was replaced */
+    known->records = done; /* some answers never came, as the process that finishes stacks was replaced */
     return 1;
 }
 
@@ -76,13 +77,14 @@ static __always_inline int may_copy(u32 pid, u64 is_sample, u64 time) {
  * finished together. */
 static __always_inline u64 wakes(u32 key, u64 is_sample) {
     struct copying *known = copying.lookup(&key);
-    return !is_sample || !known || known->sent % SAMPLES_TOGETHER == 0;
+    return !is_sample || !known || known->copies % SAMPLES_TOGETHER == 0;
 }
 
-static __always_inline void note_copy(u32 key, u64 time) {
-    struct copying *known = copying.lookup(&key), first = {.sent = 1, .last = time};
+static __always_inline void note_copy(u32 key, u64 time, u64 records) {
+    struct copying *known = copying.lookup(&key), first = {.copies = 1, .records = records, .last = time};
     if (known) {
-        __sync_fetch_and_add(&known->sent, 1);
+        known->copies++;
+        __sync_fetch_and_add(&known->records, records);
         known->last = time;
     } else {
         copying.update(&key, &first);
@@ -91,12 +93,12 @@ static __always_inline void note_copy(u32 key, u64 time) {
 
 /* Sends pages from an address on; returns 0 unless the ring buffer is full. */
 static __always_inline long send_pages(struct scratch *scratch, u64 from, u64 pages) {
-    u64 numbers, most = 4 * pages, is_full = 0;
-    scratch->sent = scratch->absent = 0; /* in memory, so that the verifier does not examine the loop for each combination */
+    u64 numbers, most = 4 * pages, is_full = 0, last = scratch->sent + pages;
+    scratch->absent = 0; /* in memory, so that the verifier does not examine the loop for each combination */
     begin_numbers(&numbers, 0, most);
 #pragma clang loop unroll(disable)
     for (u64 i = 0; next_number(&numbers, i, most); i = number_after(i, from)) {
-        if (*(volatile u64 *)&scratch->sent >= pages || *(volatile u64 *)&scratch->absent >= MOST_ABSENT)
+        if (*(volatile u64 *)&scratch->sent >= last || *(volatile u64 *)&scratch->absent >= MOST_ABSENT)
             break;
         struct copied *page = copies.ringbuf_reserve(sizeof(struct copied) + PAGE);
         if (!page) {
@@ -186,6 +188,7 @@ static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wa
     scratch->pair[0] = from;
     scratch->pair[1] = choose(is_set(outermost), from + (all - outermost) * PAGE, interrupted & -(u64)PAGE);
     u64 most = pages - hidden(outermost);
+    scratch->sent = 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < 2; i++) {
         from = scratch->pair[i & 1];

@@ -55,7 +55,7 @@ class LateFinishing:
                 stack = None
                 for run in of_stack:
                     stack = stack or UnfinishedStack(run.head)
-                    stack.add(run.pages, run.is_last)
+                    stack.add(run)
                 if stack is None or patient_clock() > end or time.monotonic() > latest:
                     return
                 if failures[stack.pid] == MOST_FAILURES:

@@ -104,7 +104,7 @@ READY = b"r"  # message: stacks can be finished
 MISFIT = b"m"  # message: a copy had another length than COPY and was not read
 DROPPED = struct.Struct("<cI")  # message: DROPPED_MARK, and how many copies were neither finished nor given back
 DROPPED_MARK = b"d"
-_NO_COPIES = 1 << 63  # in place of the number of answered copies: BPF sends no more
+_NO_COPIES = 1 << 63  # in place of the number of answered records: BPF sends no more
 PREPARE_REQUEST = struct.Struct("<I?")  # request: search a process for an interpreter, and open all its files or not
 _LONGEST_SETTINGS, _MOST_MAPS = 1 << 12, 16  # of the recorder's first message: JSON, and descriptors of BPF maps
 SYNC = b"s"  # request: report when all stacks copied before are finished; and the answer
@@ -185,7 +185,7 @@ class Learner:
         self._next_number = 1
         # By mappings: their number, and the space of processes that have just these.
         self._known: OrderedDict[tuple[Mapping, ...], tuple[int, int]] = OrderedDict()
-        self._done: Counter[int] = Counter()  # copies that were answered, by UnfinishedStack.copies_key
+        self._done: Counter[int] = Counter()  # records of copies that were answered, by UnfinishedStack.copies_key
         self._told: dict[int, int] = {}  # what BPF knows of that
         self._refused: set[int] = set()  # copies_key of stacks that BPF sends no copies of
         # Guessed rules, by space, address and scope.
@@ -259,7 +259,7 @@ class Learner:
             stack = self._incomplete.get(number)
             if stack is None:
                 stack = self._incomplete[number] = UnfinishedStack(run.head)
-            stack.add(run.pages, run.is_last)
+            stack.add(run)
             if run.is_last:
                 self._queue(self._incomplete.pop(number))
         # A copy's end that had no room in the ring buffer never comes.
@@ -300,7 +300,7 @@ class Learner:
                 self._asked.add(lacks)
                 queue = self._urgent
         if queue is not self._urgent:
-            self._done[stack.copies_key] += 1
+            self._note_done(stack)
         dropped = queue.add(stack)
         if dropped is not None:
             if queue is self._urgent:
@@ -312,7 +312,7 @@ class Learner:
         lacks = stack.pid, stack.head.of.unloads, *stack.missed
         if lacks in self._asked:
             self._asked.discard(lacks)
-            self._done[stack.copies_key] += 1
+            self._note_done(stack)
 
     def step(self) -> list[bytes]:
         """Does a piece of work, such as finishing one stack.
@@ -380,8 +380,13 @@ class Learner:
         self._tell_done(key)
         return records
 
+    def _note_done(self, stack: UnfinishedStack) -> None:
+        """Notes that a stack was answered. BPF does not count copies that it could not send to their end."""
+        if stack.is_complete:
+            self._done[stack.copies_key] += stack.records
+
     def _tell_done(self, key: int) -> None:
-        """Tells BPF how many copies of a process were answered, or to send none."""
+        """Tells BPF how much of a process's copies was answered, or to send none."""
         done = _NO_COPIES if key in self._refused else self._done[key]
         if self._told.get(key) != done:
             self._spaces.set_copies_done(key, done)

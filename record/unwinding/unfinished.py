@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -54,6 +54,7 @@ class UnfinishedStack:
 
     head: Copied  # the first record that came
     pages: dict[int, memoryview] = field(default_factory=dict)  # by address
+    records: int = 0  # of its copy, that came
     since: float = field(default_factory=time.monotonic)  # time.monotonic() when it came
     is_complete: bool = False  # whether all of the copy came; BPF counts copies for which the ring buffer had no room
 
@@ -67,10 +68,11 @@ class UnfinishedStack:
         """Whether the stack is of a CPU sample."""
         return bool(self.head.is_sample)
 
-    def add(self, pages: Mapping[int, memoryview], is_complete: bool) -> None:
-        """Adds pages by their addresses, and notes whether these are the last ones."""
-        self.pages.update(pages)
-        self.is_complete = is_complete
+    def add(self, run: CopiedRun) -> None:
+        """Adds records of its copy."""
+        self.pages.update(run.pages)
+        self.records += run.records
+        self.is_complete = run.is_last
 
     @property
     def copies_key(self) -> int:
@@ -181,6 +183,7 @@ class CopiedRun:
     """Successive COPY records of one stack."""
 
     head: Copied  # the first record
+    records: int  # how many
     pages: dict[int, memoryview]  # by address
     is_last: bool  # whether the stack's copy ends with it
 
@@ -201,5 +204,5 @@ def copied_runs(records: NDArray[np.void]) -> list[CopiedRun]:
             for address, page in zip(addresses[start:end], at, strict=True)
             if address
         }
-        runs.append(CopiedRun(Copied.from_record(head), pages, not addresses[end - 1]))
+        runs.append(CopiedRun(Copied.from_record(head), end - start, pages, not addresses[end - 1]))
     return runs

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.bpf
 
 PAGE = 4096
 MOST_COPIES = 64  # as misses.c has it
+BURST = 1000  # stacks of at most five pages fit into the ring buffer
 NUMBER, NONE = Arg(ArgKind.REGISTER, base=5), Arg(ArgKind.CONSTANT)
 
 
@@ -89,6 +90,24 @@ def test_a_rule_that_was_replaced_is_learnt_again_though_many_copies_were_sent(t
     # then the limit of copies is that of the first time
     assert copied == {Walked.WHOLE: MOST_COPIES, Walked.MISSED: MOST_COPIES}
     assert last.walked is Walked.WHOLE
+
+
+def test_a_burst_of_small_stacks_is_whole_though_the_learner_gets_no_cpu_meanwhile(tmp_path: Path) -> None:
+    # given a program whose stack has few pages, without rules
+    program = build(tmp_path, "bursts.c", "-O1")
+    with probed(program) as seen, subprocess.Popen([program], stdin=subprocess.PIPE, text=True) as process:
+        child = seen.walking.learner._child
+        assert child is not None and process.stdin is not None
+        # when it launches by many paths before any is learnt
+        os.kill(child.pid, signal.SIGSTOP)
+        process.stdin.write(f"{BURST}\n")
+        process.stdin.flush()
+        until(lambda: seen.counted(Counter.LAUNCHES) >= BURST, process)
+        os.kill(child.pid, signal.SIGCONT)
+        # then each has its stack
+        walked = Counted(call.walked for call in seen.calls())
+        assert not seen.counted(Counter.COPIES_LOST)
+    assert walked == {Walked.WHOLE: BURST}
 
 
 def forget_rule(seen: Probed, address: int) -> None:
