@@ -18,6 +18,7 @@ from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, RuleScop
 _BUCKET_BYTES, _SLOTS = 64, 4
 _INITIAL_BITS = 10  # binary logarithm of the number of buckets used at first
 _SPACE_BITS, _MOST_SPACES = 48, (1 << 15) - 1  # where a key has the number of its space, and the largest one
+_ID_BYTES = 8  # at the beginning of MISSED_PATH
 _BY_USER_SPACE = struct.pack("<I", 0)  # enum changed_by in bpf/c/unwind.c
 _MULTIPLIER, _END_MULTIPLIER, _MASK_64 = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, (1 << 64) - 1
 
@@ -214,9 +215,24 @@ class Spaces:
             depth: the walk's.
             tid: the thread.
         """
-        key = (ip ^ depth << ADDRESS_BITS ^ ~tid) * _END_MULTIPLIER & _MASK_64  # end_key in bpf/c/launches.c
-        self.walk_again(key ^ key >> 32)
+        self.walk_again(_end_key(ip, depth, tid))
+
+    def copy_few(self, ip: int, depth: int, tid: int) -> None:
+        """Has BPF send few copies of a thread's walks that end there, because no rule leads further from one of them.
+
+        Args: as those of `copy_again`.
+        """
+        key = struct.pack("<Q", _end_key(ip, depth, tid))
+        found = read_element(self._missed_paths, key, MISSED_PATH.itemsize)
+        if found and any(found[:_ID_BYTES]):
+            write_element(self._missed_paths, key, bytes(_ID_BYTES) + found[_ID_BYTES:])
 
     def keep_stack(self, path: int, stack: int, until_ns: int) -> None:
         """Has BPF use the copied stack for a missed path until then, because no rule can lead further."""
         write_element(self._missed_paths, struct.pack("<Q", path), pack(MISSED_PATH, stack, until_ns, 0))
+
+
+def _end_key(ip: int, depth: int, tid: int) -> int:
+    """Returns the key in `missed_paths` of all walks of a thread that end alike: end_key in bpf/c/launches.c."""
+    key = (ip ^ depth << ADDRESS_BITS ^ ~tid) * _END_MULTIPLIER & _MASK_64
+    return key ^ key >> 32

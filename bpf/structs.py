@@ -184,9 +184,9 @@ SPACE = np.dtype(
 )
 MISSED_PATH = np.dtype(
     [
-        ("id", "<u8"),  # of the stack that launches on this path get
+        ("id", "<u8"),  # of the stack that launches on this path get; of all paths: 0 if no rule leads on from one
         ("until", "<u8"),  # CLOCK_MONOTONIC ns; afterwards another copy is sent
-        ("copies", "<u8"),  # number of copies sent of a thread's walks that end alike; at most MOST_COPIES are sent
+        ("copies", "<u8"),  # number of copies sent of a thread's walks that end alike; if id is 0, at most MOST_COPIES
     ]
 )
 """A path on which a walk lacked a rule, or all paths of a thread whose walks end alike."""

@@ -172,8 +172,9 @@ static __always_inline u64 end_key(struct scratch *scratch, u32 tid) {
 }
 
 /* Handles a walk that lacked a rule; returns the next phase. A copy of the stack has to be sent, unless a copy of the same
- * path was sent a short time ago. If many copies of other paths with the same end were sent, the stack stays incomplete.
- * That limit does not hold for walks of one frame: as long as a process has no rules, all its walks end there. */
+ * path was sent a short time ago. If no rule leads on from there, as user space has found, and many copies of other paths
+ * with the same end were sent, the stack stays incomplete. That limit does not hold for walks of one frame: as long as a
+ * process has no rules, all its walks end there. */
 static __always_inline u32 handle_miss(struct scratch *scratch, u64 is_sample) {
     struct launched *launch = &launch_state_of(scratch)->launched;
     if (!may_copy(launch->pid, is_sample, launch->time)) {
@@ -190,7 +191,7 @@ static __always_inline u32 handle_miss(struct scratch *scratch, u64 is_sample) {
         launch->counter = STACKS_PRESUMED;
         return scratch->after_walk;
     }
-    u64 is_other = hidden(all ? all->until : 0) > launch->time, copies = hidden(all ? all->copies : 0);
+    u64 is_other = hidden(all ? all->until : 0) > launch->time, copies = hidden(all && !all->id ? all->copies : 0);
     if (!hidden(is_other & (copies >= MOST_COPIES) & (scratch->depth > 1)))
         return COPY;
     send_new_stack(scratch, launch);
@@ -221,10 +222,12 @@ static __always_inline u32 send_copied_stack(struct scratch *scratch, u64 is_sam
     note_copy(copied, launch->time, scratch->sent + 1);
     missed_paths.update(&key, &fresh);
     struct missed_path *all = missed_paths.lookup(&of_all);
-    if (all && all->until > launch->time)
+    if (all && all->until > launch->time) {
         __sync_fetch_and_add(&all->copies, 1);
-    else
+    } else {
+        fresh.id = all ? all->id : fresh.id;
         missed_paths.update(&of_all, &fresh);
+    }
     return scratch->after_walk;
 }
 

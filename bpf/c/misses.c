@@ -4,7 +4,7 @@
  */
 #define MOST_ABSENT 16   /* absent pages in a row that end a copy */
 #define MISSED_PATH_NS 1000000000ULL /* time until another copy of a path is sent */
-#define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
+#define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, for one of which user space has found no rule */
 #define COPIES_OF_SAMPLES (1U << 31)
 #define PAGES_IN_FLIGHT 6400 /* those of copies of a process that user space has not answered; the ring buffer has 8192 */
 #define PAGES_OF_SAMPLES 3200 /* the same, of CPU samples' stacks */
@@ -14,7 +14,8 @@
 #define LARGEST_STACK (64ULL << 20) /* bytes; a start farther above is another stack's: coroutines have stacks of their own */
 #define LEAST_CODE 21    /* binary logarithm of the lowest address of code: 2 or 4 MiB in executables with fixed addresses */
 
-/* By missed_path_key(): paths of which a copy was sent. By end_key(): the number of copies of all paths that end alike. */
+/* By missed_path_key(): paths of which a copy was sent. By end_key(): the number of copies of all paths that end alike; the id
+ * is 0 if user space has found no rule for one of them. */
 BPF_TABLE("lru_hash", u64, struct missed_path, missed_paths, ANY);
 
 /* By process, with COPIES_OF_SAMPLES for stacks of CPU samples: what was sent, and how many records of it user space has

@@ -617,6 +617,7 @@ class Learner:
             self._copy_again(stack)  # if the rule is replaced by another one later
         else:
             self._spaces.keep_stack(path, stack.head.id, time.monotonic_ns() + PRESUMED_NS)
+            self._spaces.copy_few(stack.head.ip, stack.head.depth, stack.head.tid)
 
     def _confirmed(self, space: int, address: int, scope: RuleScope, rule: Rule) -> Rule | None:
         """Returns a rule; in place of a guess that was not made twice alike, HARD, or None for a block.

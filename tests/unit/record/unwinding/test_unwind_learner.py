@@ -104,6 +104,9 @@ class Spaces:
     def copy_again(self, ip: int, depth: int, tid: int) -> None:
         self.copied_again.append((ip, depth, tid))
 
+    def copy_few(self, ip: int, depth: int, tid: int) -> None:
+        self.calls.append(("copy_few", depth))
+
     def keep_stack(self, path: int, number: int, until: int) -> None:
         self.calls.append(("keep_stack", path))
 
@@ -274,8 +277,11 @@ def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(
     assert [calls for calls in tested.spaces.calls if calls[0] != "space"] == [
         ("walk_again", 101),
         ("keep_stack", 102),
+        ("copy_few", 1),
         ("keep_stack", 103),
+        ("copy_few", 1),
         ("keep_stack", 104),
+        ("copy_few", 1),
         ("walk_again", 105),
     ]
 
