@@ -76,7 +76,7 @@ class Budget:
             self._left_s -= self._clock() - began
 
 
-MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
+MOST_WAITING = 8192  # copies of launches' stacks in the queues, and how many pages they have before no more are read
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
 SAMPLES_WAIT_S = 0.1  # for further ones of CPU samples, as each message to the child takes longer than a stack
 SAMPLES_POLL_S = 0.1  # BPF does not wake the learner for each of their copies
@@ -242,7 +242,7 @@ class Learner:
     @property
     def room(self) -> int:
         """How many COPY records may be read now."""
-        return MOST_READ if len(self._launches) < MOST_WAITING // 2 else 0
+        return MOST_READ if len(self._launches) < MOST_WAITING // 2 and self._launches.pages < MOST_WAITING else 0
 
     @property
     def can_wait(self) -> bool:

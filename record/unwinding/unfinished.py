@@ -146,6 +146,7 @@ class StackQueue:
         self._most = most
         self._queues: dict[int, deque[UnfinishedStack]] = {}  # by process, in order
         self._count = 0
+        self.pages = 0  # of all its stacks
 
     def __len__(self) -> int:
         return self._count
@@ -154,13 +155,14 @@ class StackQueue:
         """Adds a stack after the others of its process; returns the stack that is dropped for it."""
         self._queues.setdefault(stack.pid, deque()).append(stack)
         self._count += 1
+        self.pages += len(stack.pages)
         if self._count <= self._most:
             return None
-        self._count -= 1
         pid = max(self._queues, key=lambda pid: len(self._queues[pid]))
         dropped = self._queues[pid].popleft()
         if not self._queues[pid]:
             del self._queues[pid]
+        self._note_removed(dropped)
         return dropped
 
     def take(self, most: int) -> list[UnfinishedStack]:
@@ -168,10 +170,14 @@ class StackQueue:
         pid = next(iter(self._queues))
         queue = self._queues.pop(pid)
         stacks = [queue.popleft() for _ in range(min(most, len(queue)))]
-        self._count -= len(stacks)
+        self._note_removed(*stacks)
         if queue:
             self._queues[pid] = queue  # after the other processes
         return stacks
+
+    def _note_removed(self, *stacks: UnfinishedStack) -> None:
+        self._count -= len(stacks)
+        self.pages -= sum(len(stack.pages) for stack in stacks)
 
     def oldest(self) -> float:
         """Returns when the oldest stack came, time.monotonic(); inf without stacks."""
