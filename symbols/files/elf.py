@@ -10,6 +10,7 @@ import lzma
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from elftools.elf.enums import ENUM_E_MACHINE
@@ -36,7 +37,7 @@ from iaprof.basics.elf import (
     in_file,
     in_memory,
 )
-from iaprof.formats.distinct import distinct
+from iaprof.formats.distinct import distinct, order_by
 from iaprof.formats.elf_tables import SYMBOL
 
 MOST_TABLE_BYTES = 1 << 28  # of a symbol table, and of its names
@@ -67,9 +68,9 @@ class Functions:
 
     starts: NDArray[np.uint64]  # [n] addresses, distinct
     ends: NDArray[np.uint64]  # [n] the addresses after the last byte
-    name_at: NDArray[np.int64]  # [n] where the name begins in `names`; it ends at the next zero byte
+    name_at: NDArray[np.int64]  # [n] where the name begins in its table's `names`; it ends at the next zero byte
     tables: NDArray[np.int64]  # [n] the index of the function's symbol table
-    names: bytes  # all string tables
+    names: list[bytes]  # the string table of each symbol table; PyTorch's has 78 MB, and is not copied
 
     def find(self, addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Returns the index of the function that contains each address: int64[m]; -1 for none."""
@@ -83,9 +84,10 @@ class Functions:
         """Returns the names of functions, cut to `longest` bytes; empty for -1."""
         texts = []
         for index in indices.tolist():
-            start = int(self.name_at[index]) if index >= 0 else len(self.names)
-            end = self.names.find(b"\0", start, start + longest)
-            texts.append(self.names[start : end if end >= 0 else start + longest])
+            names = self.names[self.tables[index]] if index >= 0 else b""
+            start = int(self.name_at[index]) if index >= 0 else 0
+            end = names.find(b"\0", start, start + longest)
+            texts.append(names[start : end if end >= 0 else start + longest])
         return texts
 
 
@@ -230,12 +232,15 @@ class Elf(ElfFile):
         is_code = np.zeros(1 << 16, bool)  # by section
         is_code[: len(self.sections)] = [bool(section.flags & SHF_EXECINSTR) for section in self.sections][: 1 << 16]
         is_code[SHN_LORESERVE:] = False
-        text = np.frombuffer(names + b"\0\0", np.uint8)
-        first, second, third = (text[symbols["name"].astype(np.int64) + at] for at in range(3))
+        is_label: NDArray[np.bool_] = ((symbols["info"] & 15) == STT_NOTYPE) & is_code[symbols["section"]]
+        starts = symbols["name"][is_label].astype(np.int64)
+        text = np.frombuffer(names or b"\0", np.uint8)
+        inside = ((starts + at, starts + at < len(text)) for at in range(3))
+        first, second, third = (text[np.where(is_inside, at, 0)] * is_inside for at, is_inside in inside)
         is_local = (first == ord(".")) & (second == ord("L"))
         is_mapping = (first == ord("$")) & np.isin(second, list(b"adtx")) & np.isin(third, list(b"\0."))
-        is_label = ((symbols["info"] & 15) == STT_NOTYPE) & is_code[symbols["section"]] & (first != 0)
-        return is_label & ~is_local & ~is_mapping  # type: ignore[no-any-return]
+        is_label[is_label] = (first != 0) & ~is_local & ~is_mapping
+        return is_label
 
     def frame_starts(self) -> NDArray[np.uint64]:
         """Returns the addresses at which functions with call frame information begin: uint64[n], sorted.
@@ -264,6 +269,22 @@ def read_elf(file: int) -> Elf:
     return Elf(in_file(file))
 
 
+def _best_of_each(values: NDArray[np.uint64], worse: tuple[NDArray[Any], ...]) -> NDArray[np.intp]:
+    """Returns, for each distinct value, the row that np.lexsort with these keys puts first: intp[m], by value.
+
+    Most values have one row: only the others need the keys, whose sorting takes longest.
+    """
+    order = order_by(values)
+    values = values[order]
+    is_new = np.diff(values, prepend=~values[:1]) != 0
+    is_single = is_new & np.append(is_new[1:], True)[: len(values)]
+    shared = order[~is_single]
+    ranked = shared[np.lexsort((*(key[shared] for key in worse), values[~is_single]))]
+    order[~is_single] = ranked
+    best: NDArray[np.intp] = order[is_new]
+    return best
+
+
 def functions_of(tables: list[SymbolTable], frame_starts: NDArray[np.uint64] = _NO_FRAMES) -> Functions:
     """Joins the functions of several symbol tables.
 
@@ -278,14 +299,11 @@ def functions_of(tables: list[SymbolTable], frame_starts: NDArray[np.uint64] = _
     symbols = np.concatenate([np.empty(0, SYMBOL), *(table.symbols for table in tables)])
     section_ends = np.concatenate([np.empty(0, np.uint64), *(table.section_ends for table in tables)])
     source = np.repeat(np.arange(len(tables)), [len(table.symbols) for table in tables])
-    bases = np.cumsum([0, *(len(table.names) + 1 for table in tables)])
     # Of several symbols at one address the largest counts, then functions before labels, then global before weak before
     # local, then the best table.
     binding = np.array([2, 0, 1] + [3] * 13, np.uint8)[symbols["info"] >> 4]
     is_label = (symbols["info"] & 15) == STT_NOTYPE
-    order = np.lexsort((source, binding, is_label, ~symbols["size"], symbols["value"]))
-    values = symbols["value"][order]
-    order = order[np.flatnonzero(np.diff(values, prepend=~values[:1]) != 0)]
+    order = _best_of_each(symbols["value"].copy(), (source, binding, is_label, ~symbols["size"]))
     starts, sizes = symbols["value"][order].astype(np.uint64), symbols["size"][order]
     ends = np.maximum(starts + sizes, starts)  # the end of a damaged size overflows
     reach = np.maximum.accumulate(np.append(np.uint64(0), ends))[:-1].astype(np.uint64)  # of the functions before
@@ -298,7 +316,7 @@ def functions_of(tables: list[SymbolTable], frame_starts: NDArray[np.uint64] = _
     return Functions(
         starts,
         np.where(sizes > 0, ends, open_ends).astype(np.uint64),
-        symbols["name"][order].astype(np.int64) + bases[source[order]],
+        symbols["name"][order].astype(np.int64),
         source[order],
-        b"".join(table.names + b"\0" for table in tables),
+        [table.names for table in tables],
     )

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,6 +31,7 @@ _R_64, _R_GLOB_DAT, _R_JUMP_SLOT, _R_IRELATIVE = 1, 6, 7, 37  # psABI for x86-64
 _MOST_BYTES = 1 << 22  # of a table; an entry has 8 to 32
 _LONGEST_ENTRY = 64
 _LONGEST_NAME = 1 << 16
+_NO_SLOT = (1 << 64) - 1  # an entry that ends there has none
 
 # endbr64 and, from mold, mov $INDEX, %r11d; then jmp *SLOT(%rip), with or without bnd; or mov SLOT(%rip), %r11 before a
 # retpoline. Or endbr64; push $INDEX; jmp: the first half of an entry whose second half, in .plt.sec, has the jump.
@@ -63,24 +63,27 @@ def plt_symbols(elf: Elf, tables: list[SymbolTable]) -> SymbolTable:
         return SymbolTable()
     relocations = _Relocations(elf, tables)
     entries = [entry for section in sections for entry in _entries(elf, section, relocations)]
-    symbols, names = np.zeros(len(entries), SYMBOL), bytearray(b"\0")
-    for row, (start, size, name) in enumerate(entries):
-        symbols[row] = (len(names), STT_FUNC, 0, 0, start, size)
-        names += name + b"@plt\0"
-    return SymbolTable(symbols, symbols["value"], bytes(names))
+    starts, sizes, functions = zip(*entries, strict=True) if entries else ((), (), ())
+    names = [name + b"@plt\0" for name in functions]
+    symbols = np.zeros(len(entries), SYMBOL)
+    symbols["name"] = np.cumsum([1, *map(len, names)])[:-1]
+    symbols["info"] = STT_FUNC
+    symbols["value"], symbols["size"] = np.array(starts, np.uint64), np.array(sizes, np.uint64)
+    return SymbolTable(symbols, symbols["value"], b"".join([b"\0", *names]))
 
 
 def _entries(elf: Elf, section: Section, relocations: _Relocations) -> Iterator[tuple[int, int, bytes]]:
     """Yields start, size and function of the entries in one section."""
-    found = []
+    starts, slots = [], []
     for match in _ENTRY.finditer(elf.read(section.offset, min(section.size, _MOST_BYTES))):
         if match["slot"] is not None:
-            (distance,) = struct.unpack("<i", match["slot"])
-            name = relocations.of_slot(section.address + match.end("slot") + distance)
+            slot = section.address + match.end("slot") + int.from_bytes(match["slot"], "little", signed=True)
         else:
-            name = relocations.with_index(int.from_bytes(match["index"], "little"))
-        if name is not None:
-            found.append((match.start(), name))
+            slot = relocations.slot_with_index(int.from_bytes(match["index"], "little"))
+        starts.append(match.start())
+        slots.append(slot if 0 <= slot < 1 << 64 else _NO_SLOT)
+    names = relocations.of_slots(np.array(slots, np.uint64))
+    found = [(start, name) for start, name in zip(starts, names, strict=True) if name is not None]
     gaps = [following - start for (start, _), (following, _) in itertools.pairwise([*found, (section.size, b"")])]
     size = section.entry_size if 0 < section.entry_size <= _LONGEST_ENTRY else min(gaps[:-1], default=_LONGEST_ENTRY)
     for (start, name), gap in zip(found, gaps, strict=True):
@@ -104,32 +107,36 @@ class _Relocations:
         self._offsets = self._rows["offset"].copy()  # NumPy would copy a member of rows, or convert it, at each search
         pushed = elf.section(".rela.plt")
         self._pushed = np.empty(0, RELOCATION) if pushed is None else _table(elf, pushed, RELOCATION)
-        self._symbols: dict[int, tuple[NDArray[np.void], bytes]] = {}  # with their names, by section
+        self._symbols: dict[int, tuple[list[int], bytes]] = {}  # where their names begin, and the names, by section
 
-    def of_slot(self, address: int) -> bytes | None:
-        """Returns the function whose address the dynamic linker puts at an address; None if there is none."""
-        if not 0 <= address < 1 << 64:
-            return None
-        row = int(np.searchsorted(self._offsets, np.uint64(address)))
-        if row == len(self._rows) or self._offsets[row] != address:
-            return None
-        relocation = self._rows[row]
-        if relocation["kind"] == _R_IRELATIVE:
-            resolver = int(relocation["addend"])
-            return self._name_of_resolver(resolver) or b"*ABS*+%#x" % resolver
-        return self._name(int(self._links[row]), int(relocation["symbol"]))
+    def of_slots(self, addresses: NDArray[np.uint64]) -> list[bytes | None]:
+        """Returns the function whose address the dynamic linker puts at each of uint64[n]; None where there is none."""
+        rows = np.searchsorted(self._offsets, addresses)
+        is_slot = np.append(self._offsets, np.uint64(0))[rows] == addresses
+        is_slot &= rows < len(self._offsets)
+        relocations = self._rows[rows[is_slot]]
+        members = (relocations[member].tolist() for member in ("kind", "addend", "symbol"))
+        names: list[bytes | None] = [None] * len(addresses)
+        places, links = np.flatnonzero(is_slot).tolist(), self._links[rows[is_slot]].tolist()
+        for place, link, kind, addend, symbol in zip(places, links, *members, strict=True):
+            if kind == _R_IRELATIVE:
+                names[place] = self._name_of_resolver(addend) or b"*ABS*+%#x" % addend
+            else:
+                names[place] = self._name(link, symbol)
+        return names
 
-    def with_index(self, index: int) -> bytes | None:
-        """Returns the function of a relocation that an entry names by its index."""
-        return self.of_slot(int(self._pushed["offset"][index])) if index < len(self._pushed) else None
+    def slot_with_index(self, index: int) -> int:
+        """Returns the slot of a relocation that an entry names by its index; _NO_SLOT if there is none."""
+        return int(self._pushed["offset"][index]) if index < len(self._pushed) else _NO_SLOT
 
     def _name(self, section: int, symbol: int) -> bytes | None:
         if section not in self._symbols:
-            self._symbols[section] = _symbols(self._elf, section)
-        symbols, names = self._symbols[section]
-        if not 0 < symbol < len(symbols):
+            symbols, names = _symbols(self._elf, section)
+            self._symbols[section] = symbols["name"].tolist(), names
+        starts, names = self._symbols[section]
+        if not 0 < symbol < len(starts):
             return None
-        start = int(symbols["name"][symbol])
+        start = starts[symbol]
         return names[start : max(names.find(b"\0", start, start + _LONGEST_NAME), start)] or None
 
     def _name_of_resolver(self, address: int) -> bytes | None:
