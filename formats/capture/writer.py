@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +40,13 @@ class Written:
 
     header: dict[str, Any]
     size: int
+
+
+class RowWriter(Protocol):
+    """Takes the rows of a capture."""
+
+    def write(self, kind: str, rows: pa.StructArray) -> None:
+        """See CaptureWriter."""
 
 
 class CaptureWriter:

@@ -15,8 +15,10 @@ import traceback
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from time import thread_time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import replace_file, use_folder
 from iaprof.formats.capture import metric_values
 from iaprof.formats.capture.schema import RECORDED, ROW_KINDS, SAMPLE_KINDS, sorted_kinds
-from iaprof.formats.capture.writer import CaptureWriter, Written
+from iaprof.formats.capture.writer import CaptureWriter, RowWriter, Written
 from iaprof.formats.header.gpu_jobs import SOURCE as GPU_JOBS
 from iaprof.formats.header.launch_warnings import NO_LAUNCHES, add_drivers, no_launches
 from iaprof.formats.header.left_out import TOTALS as LEFT_OUT
@@ -97,7 +99,7 @@ _NO_TIME = "there was no time for them after the recording, or what they need co
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading a damaged frame raises
 
 
-WriteSymbols = Callable[[SymbolInputs, CaptureWriter], dict[str, Any]]
+WriteSymbols = Callable[[SymbolInputs, RowWriter], dict[str, Any]]
 """Writes `module` and `symbol` rows, and returns what the header says of them."""
 
 
@@ -133,7 +135,6 @@ def finish(
                 on_frame(frame)
         finishing.add_dumped(spool)
         finishing.write_late_stacks(spool, finish_stacks)
-        finishing.write_deferred(spool)
         header = finishing.end(spool)
         writer.close(header)
         file.flush()
@@ -192,6 +193,7 @@ class _Finishing:
         self._metric_rows = 0
         self._process_rows: list[pa.StructArray] = []
         self._first_ns = self._last_ns = 0
+        self._is_stopped = False  # whether the rest need not be written, as there will be no capture
 
     def add(self, frame: Frame) -> None:
         """Adds a frame; one that is not of its kind's form is counted as damaged."""
@@ -240,9 +242,28 @@ class _Finishing:
     def end(self, spool: SpoolReader) -> dict[str, Any]:
         """Writes the remaining rows, and returns the header.
 
+        Names need only stacks, of which all are known now. So they are found while a thread writes the other rows;
+        this one finds them, as it is the one that signals interrupt.
+
         Args:
             spool: all frames of which have been read.
         """
+        self._symbol_inputs.header = self._header
+        if self._write_symbols is None:
+            self._write_rest(spool)
+            return self._whole_header(None)
+        with ThreadPoolExecutor(1) as pool:
+            rest = pool.submit(self._write_rest, spool)
+            try:
+                symbols = self._write_symbols(self._symbol_inputs, _WriterAfter(rest, self._writer))
+                rest.result()
+            except BaseException:
+                self._is_stopped = True
+                raise
+        return self._whole_header(symbols)
+
+    def _write_rest(self, spool: SpoolReader) -> None:
+        self._write_deferred(spool)
         for begin, time, what, count, detail in spool.losses(self._last_ns):
             self._lost(begin, time, "spool", what, count, detail)
         if not self._footer:
@@ -262,10 +283,10 @@ class _Finishing:
             detail = "records of jobs that the kernel had no room for"
             self._lost(self._first_ns, self._last_ns, GPU_JOBS, "lost", min(self._jobs.lost, _MOST), detail)
         self._flush_losses()
+
+    def _whole_header(self, symbols: dict[str, Any] | None) -> dict[str, Any]:
         is_blind = self._counts["stalls"] and not self._saw_launches()
         unseen = no_launches(self._header, self._drivers) if is_blind else None
-        self._symbol_inputs.header = self._header
-        symbols = self._write_symbols(self._symbol_inputs, self._writer) if self._write_symbols else None
         return {
             **self._header,
             **self._footer,
@@ -370,12 +391,14 @@ class _Finishing:
         self._keep_stacks(self._stacks.rows_of_unfinished())
         self._flush_stacks()
 
-    def write_deferred(self, spool: SpoolReader) -> None:
+    def _write_deferred(self, spool: SpoolReader) -> None:
         """Writes the records whose rows need all stacks and all modules, which have the whole names of kernels."""
         for kind, deferred in _DEFERRED.items():
             records: list[NDArray[np.void]] = []
             rows = 0
             for position in self._deferred[kind]:
+                if self._is_stopped:
+                    return
                 records.append(np.frombuffer(spool.frame_at(position).payload, deferred.dtype))
                 rows += len(records[-1]) * deferred.rows_a_record
                 if rows >= ROWS_PER_GROUP:
@@ -543,6 +566,18 @@ class _Finishing:
             self._symbol_inputs.add(kind, rows)
 
 
+class _WriterAfter:
+    """Writes rows into a capture behind those that a thread writes."""
+
+    def __init__(self, thread: Future[None], writer: CaptureWriter) -> None:
+        self._thread, self._writer = thread, writer
+
+    def write(self, kind: str, rows: pa.StructArray) -> None:
+        """See CaptureWriter; raises what the thread raises, too."""
+        self._thread.result()
+        self._writer.write(kind, rows)
+
+
 @dataclass(frozen=True)
 class _Deferred:
     """Records whose rows are written when all stacks and modules are known."""
@@ -638,9 +673,9 @@ def symbol_writer(
         binaries: what reads files with code, if it has begun already.
     """
 
-    def write(inputs: SymbolInputs, writer: CaptureWriter) -> dict[str, Any]:
-        before = cpu_seconds() + children_cpu_seconds()
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # naming can wait, other programs cannot
+    def write(inputs: SymbolInputs, writer: RowWriter) -> dict[str, Any]:
+        before = thread_time() + children_cpu_seconds()
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # of this thread: naming can wait, other programs cannot
         modules = list(inputs.needed.modules(inputs.spaces))
         cancellation = Cancellation()
 
@@ -653,7 +688,7 @@ def symbol_writer(
                 counts = write_names(writer, modules, symbolizer, progress, cancellation, inputs.add_names)
             finally:
                 signal.signal(signal.SIGINT, previous)
-        return {"which": which.value, **counts, "cpu_s": round(cpu_seconds() + children_cpu_seconds() - before, 3)}
+        return {"which": which.value, **counts, "cpu_s": round(thread_time() + children_cpu_seconds() - before, 3)}
 
     return write
 

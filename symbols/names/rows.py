@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.dictionaries import shared_texts
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.capture.writer import CaptureWriter
+from iaprof.formats.capture.writer import RowWriter
 from iaprof.formats.ranges import ranges
 from iaprof.symbols.names.names import Module, ModuleKind, Names, Symbolized, Symbolizer, shortened
 
@@ -181,7 +181,7 @@ class Cancellation:
 
 
 def write_names(
-    writer: CaptureWriter,
+    writer: RowWriter,
     modules: Iterable[tuple[Module, NDArray[np.uint64], NDArray[np.uint64]]],
     symbolizer: Symbolizer,
     progress: Progress,

@@ -1,10 +1,12 @@
 """From spool to capture: absurd content is counted, and everything else is there."""
 
+import errno
 import json
 import os
 import random
 import re
 import struct
+import threading
 import time
 import tracemalloc
 from dataclasses import asdict
@@ -12,18 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.capture.schema import FORMAT
+from iaprof.formats.capture.schema import FORMAT, KINDS
+from iaprof.formats.capture.writer import RowWriter
 from iaprof.formats.wire.launches import CODE, LAUNCH, MOST_MORE, stack_dtype
 from iaprof.formats.wire.sideband import comm_record
-from iaprof.record.capture import finish as finishing
+from iaprof.record.capture import finish as finishing, rows
 from iaprof.record.capture.finish import finish
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.symbolize.needed import SymbolInputs
 from iaprof.symbols.python.layout import layout_of
 from limits import Within
+from waiting import LONGEST_WAIT_S, until
 
 KERNEL = {"pid": 1, "path": "/x", "digest": "00", "size": 3, "content": True}
 LOSS = {"source": "s", "what": "w", "count": 3, "detail": "d"}
@@ -83,6 +90,73 @@ def test_large_code_objects_have_row_groups_of_their_own(tmp_path: Path, monkeyp
     # then finishing has no more of them in memory than the largest, or than a row group has
     rows = [[len(elf) for elf in group["elf"].to_pylist()] for group in reader.tables("kernel")]
     assert rows == [[600], [600], [2000], [200, 200]]
+
+
+def spool_with_launches(folder: Path, frames: int = 1) -> SpoolReader:
+    """A spool with so many frames of a launch each."""
+    spool = Spool(folder / "s")
+    for number in range(frames):
+        launch = np.zeros(1, LAUNCH)
+        launch["time"], launch["name"] = number, b"k"
+        spool.write(FrameKind.LAUNCHES, launch.tobytes())
+    spool.close()
+    return SpoolReader(folder / "s")
+
+
+def test_names_are_found_while_other_rows_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    naming, writing = threading.Event(), threading.Event()
+
+    def launch_rows_meanwhile(*arguments: Any) -> Any:
+        writing.set()
+        assert naming.wait(LONGEST_WAIT_S)
+        return rows.launch_rows(*arguments)
+
+    def write_symbols(_known: SymbolInputs, writer: RowWriter) -> dict[str, Any]:
+        assert writing.wait(LONGEST_WAIT_S)
+        naming.set()
+        writer.write("module", pa.array([{"id": 1, "what": "file", "path": "/x"}], KINDS["module"]))
+        return {"modules": 1}
+
+    monkeypatch.setattr(finishing, "launch_rows", launch_rows_meanwhile)
+    finish(spool_with_launches(tmp_path), tmp_path / "c", write_symbols=write_symbols)
+    # then modules come after all other rows, as if these had been written before
+    assert pq.read_table(tmp_path / "c", columns=["kind"])["kind"].to_pylist()[-1] == "module"
+    assert CaptureReader(tmp_path / "c").header["symbols"] == {"modules": 1}
+    assert len(CaptureReader(tmp_path / "c").table("launch")) == 1
+
+
+def test_naming_that_ends_the_process_ends_the_writing_of_other_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given row groups of a launch that take five seconds together
+    written = []
+    monkeypatch.setattr(finishing, "ROWS_PER_GROUP", 1)
+
+    def launch_rows(launches: Any, _names: object) -> Any:
+        written.append(len(launches))
+        time.sleep(0.01)
+        return iter(())
+
+    def write_symbols(_known: SymbolInputs, _writer: RowWriter) -> dict[str, Any]:
+        until(lambda: bool(written))
+        raise SystemExit(143)
+
+    monkeypatch.setattr(finishing, "launch_rows", launch_rows)
+    with pytest.raises(SystemExit):
+        finish(spool_with_launches(tmp_path, 500), tmp_path / "c", write_symbols=write_symbols)
+    # then most of them are not written, and the spool is all that is left
+    assert len(written) < 500
+    assert [each.name for each in tmp_path.iterdir()] == ["s"]
+
+
+def test_rows_that_cannot_be_written_while_names_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch_rows(*_: object) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(finishing, "launch_rows", launch_rows)
+    with pytest.raises(IaprofError, match="No space left on device"):
+        finish(spool_with_launches(tmp_path), tmp_path / "c", write_symbols=lambda *_: {})
+    assert [each.name for each in tmp_path.iterdir()] == ["s"]
 
 
 @pytest.mark.parametrize("root", JUNK, ids=repr)
