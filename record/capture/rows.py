@@ -377,8 +377,8 @@ class CodeObjectRows:
 
     @property
     def is_full(self) -> bool:
-        """Whether the rows fill a row group."""
-        return self.is_full_with(0)
+        """Whether the rows fill a row group: one that is half full is written before another large one is read."""
+        return self._bytes >= _BYTES_PER_GROUP // 2
 
     def is_full_with(self, more: int) -> bool:
         """Whether they and so many bytes would fill one; never without rows."""
@@ -387,7 +387,7 @@ class CodeObjectRows:
     def add_elf(self, frame: Frame) -> None:
         """Adds a debug ELF; raises ValueError, KeyError, TypeError or OverflowError if the frame is damaged."""
         about = json_object(frame.payload[: frame.shape])
-        content = frame.payload[frame.shape :] if about["content"] else None
+        content = memoryview(frame.payload)[frame.shape :] if about["content"] else None
         self._add(frame.time, about["pid"], about["path"], about["digest"], about["size"], content, about.get("base"))
 
     def add_name(self, frame: Frame) -> None:
@@ -406,7 +406,7 @@ class CodeObjectRows:
         """Adds the dumped code objects, once all frames were added; yields after each."""
         for module in self._dumped.modules(spool):
             digest = hashlib.sha256(module.elf).hexdigest()
-            self._add(module.time_ns, module.pid, IN_MEMORY, digest, len(module.elf), module.elf)
+            self._add(module.time_ns, module.pid, IN_MEMORY, digest, len(module.elf), memoryview(module.elf))
             for shader in module.shaders:
                 self.names.add_shader(module.pid, module.time_ns, shader.address, shader.name.encode())
             yield
@@ -419,20 +419,30 @@ class CodeObjectRows:
                 yield source, counts[source], detail
 
     def _add(
-        self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None, base: int | None = None
+        self, time: int, pid: int, path: str, digest: str, size: int, elf: memoryview | None, base: int | None = None
     ) -> None:
-        self.names.add_module(pid, time, digest, content, base or 0)
+        self.names.add_module(pid, time, digest, None if elf is None else bytes(elf), base or 0)
         # The same content may come twice: with the rotation state, and again from the process.
-        content = content if digest not in self._digests else None
-        row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "elf": content}
-        self._rows.append(_single_row("kernel", {**row, "base": base}))
-        self._digests.update([digest] if content is not None else [])
-        self._bytes += len(content or b"")
+        content = elf if digest not in self._digests else None
+        row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "base": base}
+        rows = _single_row("kernel", {**row, "elf": None})
+        if content is not None:
+            members = dict(zip(rows.type.names, rows.flatten(), strict=True)) | {"elf": _shared(content)}
+            rows = pa.StructArray.from_arrays(list(members.values()), fields=list(rows.type))
+            self._digests.add(digest)
+            self._bytes += len(content)
+        self._rows.append(rows)
 
     def take(self) -> list[pa.StructArray]:
-        """Returns the rows collected since the last call."""
+        """Returns the rows collected since the last call; they share the memory of the frames."""
         rows, self._rows, self._bytes = self._rows, [], 0
         return rows
+
+
+def _shared(content: memoryview) -> pa.BinaryArray:
+    """Returns an array whose one value is this content, which is not copied: PyTorch has cubins of 60 MB."""
+    ends = pa.py_buffer(np.array([0, len(content)], np.int32))
+    return pa.BinaryArray.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(content)])
 
 
 _TOGETHER = 1 << 10  # rows that become one array: an array of one row takes kilobytes
