@@ -31,6 +31,8 @@ def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     low, high = (int(values.min()), int(values.max())) if count else (0, 0)
     bits = count.bit_length()
     if not count or (high - low).bit_length() + bits > 63:
+        if _are_few(values):
+            return _hashed(values)
         distinct, number = np.unique(values, return_inverse=True)
         return distinct, number.astype(np.int64)
     wide = values if values.dtype.itemsize == 8 else values.astype(np.int64)
@@ -39,7 +41,7 @@ def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         used = np.zeros(high - low + 1, bool)
         used[above] = True
         return np.flatnonzero(used).astype(values.dtype) + lowest, (np.cumsum(used) - 1)[above]
-    if count >= _MANY and len(np.unique(values[:: count // _SAMPLE])) < _SAMPLE * 7 // 8:
+    if _are_few(values):
         return _hashed(values)
     # The values and their rows in one number each: sorting these is faster than finding an order.
     both = above << bits
@@ -52,6 +54,11 @@ def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     number = np.empty(count, np.int64)
     number[row] = np.cumsum(new) - 1
     return both[new].astype(values.dtype) + lowest, number
+
+
+def _are_few(values: NDArray[Any]) -> bool:
+    """Whether many rows have few distinct values, as far as a sample of them tells."""
+    return len(values) >= _MANY and len(np.unique(values[:: len(values) // _SAMPLE])) < _SAMPLE * 7 // 8
 
 
 def _hashed(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

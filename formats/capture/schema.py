@@ -497,7 +497,8 @@ def make_rows(kind: str, columns: Mapping[str, pa.Array | NDArray[Any]]) -> pa.S
 
     Args:
         kind: a key of KINDS.
-        columns: by the names of all fields of the kind: arrays of equal lengths and of the fields' types.
+        columns: by the names of all fields of the kind: arrays of equal lengths and of the fields' types; texts may be
+            dictionaries.
 
     Raises:
         ArrowTypeError, ArrowInvalid: a column has another type or length.
@@ -507,8 +508,12 @@ def make_rows(kind: str, columns: Mapping[str, pa.Array | NDArray[Any]]) -> pa.S
     if columns.keys() != {field.name for field in fields}:
         wrong = sorted(columns.keys() ^ {field.name for field in fields})
         raise TypeError(f"fields of {kind} rows are missing or unknown: {', '.join(wrong)}")
-    arrays = [columns[field.name] for field in fields]
-    return pa.StructArray.from_arrays([x if isinstance(x, pa.Array) else pa.array(x) for x in arrays], fields=fields)
+    arrays = [x if isinstance(x := columns[field.name], pa.Array) else pa.array(x) for field in fields]
+    fields = [
+        field.with_type(array.type) if array.type == pa.dictionary(pa.int32(), field.type) else field
+        for field, array in zip(fields, arrays, strict=True)
+    ]
+    return pa.StructArray.from_arrays(arrays, fields=fields)
 
 
 def sorted_kinds(kinds: Sequence[RowKind], first: Sequence[str]) -> list[RowKind]:

@@ -402,10 +402,10 @@ class _Finishing:
                 records.append(np.frombuffer(spool.frame_at(position).payload, deferred.dtype))
                 rows += len(records[-1]) * deferred.rows_a_record
                 if rows >= ROWS_PER_GROUP:
-                    deferred.write(self, np.concatenate(records))
-                    records, rows = [], 0
+                    deferred.write(self, _joined(records))
+                    rows = 0
             if records:
-                deferred.write(self, np.concatenate(records))
+                deferred.write(self, _joined(records))
 
     def _write_transfers(self, records: NDArray[np.void]) -> None:
         sizes = records["size"][records["size"] != np.uint64(UNKNOWN_BYTES)]
@@ -564,6 +564,13 @@ class _Finishing:
         self._writer.write(kind, rows)
         if kind != "stack" or self._write_symbols is not None:
             self._symbol_inputs.add(kind, rows)
+
+
+def _joined(records: list[NDArray[np.void]]) -> NDArray[np.void]:
+    """Returns the records as one array, and empties the list: those of a row group of launches have 42 MB."""
+    joined = np.concatenate(records)
+    records.clear()
+    return joined
 
 
 class _WriterAfter:

@@ -160,7 +160,7 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
         columns = {
             "time_ns": group_launches["time"],
             "comm": _decoded_texts(group_launches["comm"]),
-            "name": whole.take(pa.array(np.repeat(launch_names.indices[start:end], times))),
+            "name": _texts(whole, np.repeat(launch_names.indices[start:end], times)),
             **{name: group_launches[name] for name in own},
             "correlation": pa.array(group_launches["correlation"], mask=group_launches["correlation"] == 0),
         }
@@ -179,11 +179,15 @@ def execution_rows(executions: NDArray[np.void]) -> pa.StructArray:
     return make_rows("execution", {name: np.ascontiguousarray(column) for name, column in columns.items()})
 
 
-def _decoded_texts(names: NDArray[np.bytes_]) -> pa.Array:
+def _decoded_texts(names: NDArray[np.bytes_]) -> pa.DictionaryArray:
     """Decodes fixed-size names; each distinct one once."""
     distinct, indices = distinct_texts(names)
     decoded = [name.decode("utf-8", "backslashreplace") for name in distinct]
-    return pa.array(decoded, pa.string()).take(pa.array(indices))
+    return _texts(pa.array(decoded, pa.string()), indices)
+
+
+def _texts(distinct: pa.StringArray, indices: NDArray[np.int64]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), distinct)
 
 
 _EVENTS = pa.array([event.name.lower() for event in ListEvent], pa.string())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import numbered
 from iaprof.formats.header.stack_counts import COUNTED, ProcessEnd, WholeStacks
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.stacks.walks import UNKNOWN, LastFrames
@@ -36,7 +37,7 @@ class _IdCounts:
         ids = np.concatenate([self._ids, *(ids for ids, _ in self._waiting)])
         counts = np.concatenate([self._counts, *(counts for _, counts in self._waiting)])
         self._waiting.clear()
-        self._ids, which = np.unique(ids, return_inverse=True)
+        self._ids, which = numbered(ids)
         self._counts = np.bincount(which, counts, len(self._ids)).astype(np.int64)
         return self._ids, self._counts
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS, make_rows
+from iaprof.formats.distinct import numbered
 from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, stack_dtype
 from iaprof.formats.wire.unwind_rules import Mark, Walked
 from iaprof.record.stacks.ends import NO_GUESS, StackEnds
@@ -220,7 +221,7 @@ class LaunchStacks:
 
     def ids(self, sent: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Returns ids in the capture for ids in launch records; an unknown id stays as it is."""
-        distinct, which = np.unique(sent, return_inverse=True)
+        distinct, which = numbered(sent)
         return np.array([self._row_ids.get(id_, id_) for id_ in distinct.tolist()], np.uint64)[which]
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.distinct import numbered
 from iaprof.formats.header.stack_counts import NO_CODE, NOUNS, NOWHERE, Completeness, PythonCounts
 from iaprof.formats.wire.launches import MAX_DEPTH, MAX_PYTHON, PYTHON_STACK, PythonState
 from iaprof.record.stacks.walks import StackIds
@@ -312,7 +313,7 @@ class PythonCounting:
             stacks: uint64[n], the ids of their stacks in the capture; 0 for none.
             pids: uint32[n], their processes.
         """
-        distinct, which = np.unique(stacks, return_inverse=True)
+        distinct, which = numbered(stacks)
         states = self._python.states(distinct)[which]
         counts = np.bincount(states)
         self._states[kind].update({state: int(counts[state]) for state in np.flatnonzero(counts).tolist()})
