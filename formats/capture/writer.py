@@ -18,6 +18,7 @@ from iaprof.formats.capture.schema import FIELDS, FORMAT, KINDS, REPEATS, SCHEMA
 _SPLIT = [f"{name}.list.element" for name, field in FIELDS.items() if field.flags & SPLIT]
 _DICTIONARY_TEXTS = [name for name, field in FIELDS.items() if field.is_dictionary]
 _DICTIONARY = ["kind", "part", *(name for name, field in FIELDS.items() if field.flags & REPEATS)]
+_BUFFER = 1 << 20  # bytes
 _SMALL = 1 << 16  # rows up to this many bytes share a row group, which costs every reader 100 kB
 
 
@@ -49,6 +50,28 @@ class RowWriter(Protocol):
         """See CaptureWriter."""
 
 
+class _Sink:
+    """What Arrow writes to: the file until the writer goes, then nothing, as Arrow flushes and closes what it drops."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file: BinaryIO | None = file
+
+    def write(self, data: bytes) -> None:
+        if self.file is not None:
+            self.file.write(data)
+
+    def tell(self) -> int:
+        return self.file.tell() if self.file is not None else 0
+
+    def flush(self) -> None:
+        """Leaves that to the caller, whose file it is."""
+
+    def close(self) -> None:
+        """Likewise."""
+
+
 class CaptureWriter:
     """Writes a capture into an open file, row group by row group.
 
@@ -67,8 +90,11 @@ class CaptureWriter:
         self._schema = pa.schema(
             [each for each in _WRITTEN if kinds is None or each.name not in KINDS or each.name in kinds]
         )
+        self._sink = _Sink(file)
+        # Collects pages: for each write to a file of Python's, Arrow waits for Python's lock.
+        self._pages = pa.BufferedOutputStream(pa.PythonFile(self._sink, "w"), _BUFFER)
         self._writer = pq.ParquetWriter(
-            file,
+            self._pages,
             self._schema,
             compression="zstd",
             use_dictionary=[*_DICTIONARY, *_DICTIONARY_TEXTS],
@@ -83,6 +109,7 @@ class CaptureWriter:
         """Prevents pyarrow from finishing the file, which may be closed already, if `close` was not called."""
         if hasattr(self, "_writer"):
             self._writer.is_open = False
+            self._sink.file = None
 
     def begin_part(self, number: int) -> None:
         """Starts a part of a merged capture: following rows belong to it."""
@@ -136,6 +163,7 @@ class CaptureWriter:
             self._flush(kind)
         self._writer.add_key_value_metadata({HEADER_KEY: json.dumps({**header, "format": FORMAT}).encode()})
         self._writer.close()
+        self._pages.flush()
 
 
 def _with_dictionaries(kind: str, rows: pa.StructArray) -> pa.StructArray:

@@ -75,6 +75,7 @@ from iaprof.record.capture.rows import (
     until_exits,
     wait_rows,
 )
+from iaprof.record.capture.writing import WritingThread
 from iaprof.record.left_out import LeftOut, Whose
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.record.stacks.launch_stacks import LaunchStacks
@@ -124,18 +125,19 @@ def finish(
     """
     with replace_file(output) as file:
         writer = CaptureWriter(file, RECORDED)
-        finishing = _Finishing(writer, spool, write_symbols)
-        for kinds in _FIRST_KINDS:
-            for frame in spool.frames(kinds):
-                finishing.add_first(frame)
-        finishing.all_first_known()
-        for frame in spool.frames():
-            finishing.add(frame)
-            if on_frame is not None:
-                on_frame(frame)
-        finishing.add_dumped(spool)
-        finishing.write_late_stacks(spool, finish_stacks)
-        header = finishing.end(spool)
+        with WritingThread(writer) as thread:
+            finishing = _Finishing(thread, spool, write_symbols)
+            for kinds in _FIRST_KINDS:
+                for frame in spool.frames(kinds):
+                    finishing.add_first(frame)
+            finishing.all_first_known()
+            for frame in spool.frames():
+                finishing.add(frame)
+                if on_frame is not None:
+                    on_frame(frame)
+            finishing.add_dumped(spool)
+            finishing.write_late_stacks(spool, finish_stacks)
+            header = finishing.end(spool)
         writer.close(header)
         file.flush()
         os.fsync(file.fileno())  # the spool is removed next: after a power failure there must be one of both
@@ -162,7 +164,7 @@ TOTALS = (
 class _Finishing:
     """The state of making one capture: rows until they fill a row group, and what other rows depend on."""
 
-    def __init__(self, writer: CaptureWriter, spool: SpoolReader, write_symbols: WriteSymbols | None) -> None:
+    def __init__(self, writer: WritingThread, spool: SpoolReader, write_symbols: WriteSymbols | None) -> None:
         self._writer = writer
         self._write_symbols = write_symbols
         self._symbol_inputs = SymbolInputs(needed_by(spool))
@@ -251,12 +253,14 @@ class _Finishing:
         self._symbol_inputs.header = self._header
         if self._write_symbols is None:
             self._write_rest(spool)
+            self._writer.wait()
             return self._whole_header(None)
         with ThreadPoolExecutor(1) as pool:
             rest = pool.submit(self._write_rest, spool)
             try:
                 symbols = self._write_symbols(self._symbol_inputs, _WriterAfter(rest, self._writer))
                 rest.result()
+                self._writer.wait()
             except BaseException:
                 self._is_stopped = True
                 raise
@@ -576,7 +580,7 @@ def _joined(records: list[NDArray[np.void]]) -> NDArray[np.void]:
 class _WriterAfter:
     """Writes rows into a capture behind those that a thread writes."""
 
-    def __init__(self, thread: Future[None], writer: CaptureWriter) -> None:
+    def __init__(self, thread: Future[None], writer: RowWriter) -> None:
         self._thread, self._writer = thread, writer
 
     def write(self, kind: str, rows: pa.StructArray) -> None:
