@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,9 +74,22 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Binaries]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+@pytest.fixture(scope="session")
+def shared_browser() -> Iterator[tuple[Browser, asyncio.AbstractEventLoop]]:
+    """A browser for all files, as starting one takes a second of CPU time, and the loop that playwright has running."""
     from browser import chromium
 
     with chromium() as made:
-        yield made
+        loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+        yield made, loop
+        asyncio._set_running_loop(loop)
+
+
+@pytest.fixture(scope="module")
+def browser(shared_browser: tuple[Browser, asyncio.AbstractEventLoop]) -> Iterator[Browser]:
+    """The browser, while the loop is its own: tests of other files have loops of theirs."""
+    made, loop = shared_browser
+    asyncio._set_running_loop(loop)
+    yield made
+    asyncio._set_running_loop(None)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from browser import chromium, opened, ready
+from browser import opened, ready
 from iaprof.formats.export import About, Export
 from iaprof.formats.profile import Code, Kernel, Launch
 from unit.profiles import Row, counts, profile
 from unit.writers.test_html_page import written
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 K, L = Kernel(4096, "both", "k.cl"), Kernel(8192, "own", "k.cl")
 SEND, OWN = Code("send", ("both",), (1,)), Code("send", ("own",), (2,))
@@ -35,10 +35,10 @@ LABELS = """depth => {
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     made = replace(profile(ROWS, (0.0, 0.5)), divided=np.array([8, 0, 4], np.uint64))
     path = written(tmp_path_factory.mktemp("page") / "page.html", Export(made, About(seconds=1.0), 0.5))
-    with chromium() as browser, opened(browser, path) as window:
+    with opened(browser, path) as window:
         yield ready(window)
 
 
