@@ -30,8 +30,9 @@ def write(path: Path, groups: Iterable[_Group], header: dict[str, Any] | None = 
     What is given as a dictionary is written as one, however large. Row groups of one kind have columns of one type.
     """
     ahead = list(itertools.islice(groups := iter(groups), len(KINDS)))
-    schema = pa.schema([SCHEMA.field("kind"), SCHEMA.field("part"), *(_field(kind, ahead) for kind in KINDS)])
-    dictionaries = [f"{kind}.{f.name}" for kind in KINDS for f in schema.field(kind).type
+    kinds = [kind for kind in KINDS if any(kind == given for given, _ in ahead)]
+    schema = pa.schema([SCHEMA.field("kind"), SCHEMA.field("part"), *(_field(kind, ahead) for kind in kinds)])
+    dictionaries = [f"{kind}.{f.name}" for kind in kinds for f in schema.field(kind).type
                     if pa.types.is_dictionary(f.type) or f.type == pa.uint64()]  # fmt: skip
     with pq.ParquetWriter(
         path, schema, compression="zstd", dictionary_pagesize_limit=1 << 30, write_statistics=False,
@@ -45,7 +46,7 @@ def write(path: Path, groups: Iterable[_Group], header: dict[str, Any] | None = 
 
 
 def _field(kind: str, groups: list[_Group]) -> pa.Field:
-    given = next((columns for name, columns in groups if name == kind), {})
+    given = next(columns for name, columns in groups if name == kind)
     return pa.field(kind, pa.struct([f.with_type(given[f.name].type) if f.name in given else f for f in KINDS[kind]]))
 
 
