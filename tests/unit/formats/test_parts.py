@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -83,9 +84,10 @@ def stream(card: str) -> dict[str, Any]:
     return {"layout": "xe2", "ip_version": [20, 1, 0], "card": card, "device": f"/dev/dri/{card}"}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Captures of two hosts, one of which has a second GPU and began 10 s later; an imported text; and all merged."""
+    tmp_path = tmp_path_factory.mktemp("captures")
     node1 = recorded(tmp_path / "node1", "alpha", "node1", (900, 100), stall(S, record(A + 8, sbid=3)),
                      streams=[stream("card0")], end_ns=902 * S)  # fmt: skip
     stalls = [
@@ -96,6 +98,13 @@ def folder(tmp_path: Path) -> Path:
     with TEXT.open("rb") as text, (tmp_path / "text").open("wb") as output:
         import_text(text, "x", output, lambda done: None)
     merge([node2, tmp_path / "text", node1], tmp_path / "all")
+    return tmp_path
+
+
+@pytest.fixture
+def folder(captures: Path, tmp_path: Path) -> Path:
+    """Copies of them, which a test may change."""
+    shutil.copytree(captures, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
