@@ -9,7 +9,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 
 from iaprof.bpf.bytecode import BpfUnavailable, Bytecode, BytecodeError, Map
@@ -113,11 +113,17 @@ def _load_programs(codes: Mapping[str, bytes], fds: dict[str, int]) -> None:
 
 
 def _at_once(calls: Mapping[str, Callable[[], int]], fds: dict[str, int]) -> dict[str, BaseException]:
-    """Calls functions on all cores, adds to `fds` what they return, and returns what the others raise."""
+    """Calls functions on all cores, adds to `fds` what they return, and returns what the others raise.
+
+    After the first that raises, no others are called.
+    """
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         called = {name: threads.submit(call) for name, call in calls.items()}
-    failures = {name: error for name, each in called.items() if (error := each.exception()) is not None}
-    fds |= {name: each.result() for name, each in called.items() if name not in failures}
+        wait(called.values(), return_when=FIRST_EXCEPTION)
+        threads.shutdown(cancel_futures=True)
+    ended = {name: each for name, each in called.items() if not each.cancelled()}
+    failures = {name: error for name, each in ended.items() if (error := each.exception()) is not None}
+    fds |= {name: each.result() for name, each in ended.items() if name not in failures}
     return failures
 
 
