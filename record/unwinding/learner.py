@@ -414,6 +414,10 @@ class Learner:
         for head in (stack.head for stack in stacks):
             self._spaces.copy_again(head.ip, head.depth, head.tid)
 
+    def _copy_few(self, stack: UnfinishedStack) -> None:
+        """Has BPF copy few other stacks that end where this one does, as it cannot be walked from there by rules."""
+        self._spaces.copy_few(stack.head.ip, stack.head.depth, stack.head.tid)
+
     def _give_back(self, *stacks: UnfinishedStack) -> None:
         """Leaves stacks to the recording's end: on a busy machine, a sound child may have been too slow."""
         for stack in stacks:
@@ -474,6 +478,7 @@ class Learner:
         for stack, finished in zip(stacks, all_finished, strict=True):
             if finished.ending is Walked.NOWHERE:
                 self._give_back(stack)
+                self._copy_few(stack)
                 continue
             self._write_rules(process, stack, finished)
             if finished.ending is not Walked.MEMORY or stack.is_complete:
@@ -582,7 +587,7 @@ class Learner:
         key = process.space, finished.learnt.tobytes()
         is_new = leaves = False
         if key in self._answers and missed in written:
-            has_hard, is_new = self._answers[key], True
+            has_hard = self._answers[key]
             self._table.write(process.space, *missed, written[missed])
         else:
             has_hard = has_guess = False
@@ -595,10 +600,11 @@ class Learner:
                     packed = confirmed.pack()
                     leaves |= RuleFlags.OTHER_STACK in confirmed.flags
                 has_hard |= packed == _HARD
-                if written.get((address, scope)) != packed or (address, scope) == missed:
+                is_other = written.get((address, scope)) != packed
+                if is_other or (address, scope) == missed:
                     self._table.write(process.space, address, scope, packed)
                     written[address, scope] = packed
-                    is_new = True
+                    is_new |= is_other
             if not has_guess:
                 self._answers[key] = has_hard
                 if len(self._answers) > MOST_ANSWERS:
@@ -617,7 +623,7 @@ class Learner:
             self._copy_again(stack)  # if the rule is replaced by another one later
         else:
             self._spaces.keep_stack(path, stack.head.id, time.monotonic_ns() + PRESUMED_NS)
-            self._spaces.copy_few(stack.head.ip, stack.head.depth, stack.head.tid)
+            self._copy_few(stack)
 
     def _confirmed(self, space: int, address: int, scope: RuleScope, rule: Rule) -> Rule | None:
         """Returns a rule; in place of a guess that was not made twice alike, HARD, or None for a block.
