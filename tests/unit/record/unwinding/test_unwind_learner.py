@@ -53,13 +53,13 @@ GUESS, INSTRUCTION, BLOCK = Rule(RuleKind.BY_RBX, 8, 0, RuleFlags.GUESS), RuleSc
 MAPPED = (Mapping(0x1000, 0x2000, 0, 0),)
 
 
-def copied(number: int, pid: int, is_sample: bool = False, missed: int = 0) -> np.ndarray:
-    """COPY[2] of a stack of one page, which lacks the rule for an address."""
-    records = np.zeros(2, COPY)
+def copied(number: int, pid: int, is_sample: bool = False, missed: int = 0, pages: int = 1) -> np.ndarray:
+    """COPY[pages + 1] of a stack that lacks the rule for an address."""
+    records = np.zeros(pages + 1, COPY)
     records["ip"] = missed
     records["is_sample"] = is_sample
     records["id"], records["pid"], records["missed_path"], records["depth"] = number, pid, 100 + number, 1
-    records["address"], records["start"]["sp"] = [TOP, 0], TOP + 8
+    records["address"], records["start"]["sp"] = [*range(TOP, TOP + pages * PAGE, PAGE), 0], TOP + 8
     records["of"] = (0, 1, 2, 1)
     return records
 
@@ -247,6 +247,21 @@ def test_other_stacks_wait_for_further_copies(tested: LearnerUnderTest) -> None:
     assert not learner.can_wait
 
 
+def test_few_copies_that_have_many_pages_fill_the_queue(
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = tested.learner
+    monkeypatch.setattr(module, "MOST_WAITING", 8)
+    learner.take(np.concatenate([copied(number, 100, pages=5) for number in range(2)]))  # the first is in another queue
+    assert learner.room
+    learner.take(copied(2, 100, pages=5))
+    assert not learner.room
+    learner.step()
+    assert not learner.room
+    learner.step()
+    assert learner.room
+
+
 def test_only_so_many_copies_are_given_back_and_the_others_are_counted(
     tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +299,19 @@ def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(
         ("copy_few", 1),
         ("walk_again", 105),
     ]
+
+
+@pytest.mark.parametrize("ending", [Walked.STUCK, Walked.MEMORY, Walked.NOWHERE])
+def test_few_stacks_are_copied_where_rules_lead_no_further(tested: LearnerUnderTest, ending: Walked) -> None:
+    # given a stack with the rules that another one had, which led no further
+    tested.finishing.answer = finished(ending, {(1, RuleScope.INSTRUCTION): Rule(RuleKind.BY_RSP, 8)})
+    tested.finish(copied(1, 100))
+    tested.spaces.calls.clear()
+    # when it is finished
+    tested.finish(copied(2, 100))
+    # then
+    assert ("copy_few", 1) in tested.spaces.calls
+    assert ("walk_again", 102) not in tested.spaces.calls
 
 
 def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tested: LearnerUnderTest) -> None:
