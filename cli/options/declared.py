@@ -113,6 +113,7 @@ def with_options(verb: Callable[..., None], applied: type[Applied] | None = None
         parameters += _parameters(applied, taken)
 
     def with_dataclasses(context: typer.Context, **values: Any) -> None:
+        gc.freeze()  # what is imported stays, and need not be looked at
         gc.enable()
         if applied is not None:
             _made(applied, values).apply()

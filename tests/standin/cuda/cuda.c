@@ -1454,15 +1454,15 @@ static void write_ledger(void)
         return;
     snprintf(name, sizeof(name), "%s.%d", path, getpid());
     snprintf(fresh, sizeof(fresh), "%s.new", name);
+    pthread_mutex_lock(&shared.lock); /* whoever hands something out waits for this ledger, and then writes the next */
     out = fopen(fresh, "w");
-    if (!out)
-        return;
-    pthread_mutex_lock(&shared.lock);
-    put_ledger(out);
+    if (out) {
+        put_ledger(out);
+        if (!fclose(out))
+            rename(fresh, name);
+        ledger_written = true;
+    }
     pthread_mutex_unlock(&shared.lock);
-    if (!fclose(out))
-        rename(fresh, name);
-    ledger_written = true;
 }
 
 /* For a program that is about to end in another way. */
