@@ -16,6 +16,7 @@ from iaprof.cli.options.memory_limit import out_of_memory
 from iaprof.cli.options.parsing import Known, Refused, Verbs, sentence
 
 _NAME = "iaprof"
+_NO_THREAD = "can't start new thread"  # Python's message
 _LIMIT = "iaprof.cli.options.memory_limit:OneLimit"
 _LIMITS = "iaprof.cli.options.memory_limit:Limits"
 
@@ -115,10 +116,13 @@ def main() -> None:
     except MemoryError:
         status = _failed(out_of_memory())
     except Exception as error:
-        if not _is_of_arrow(error):
+        if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+            status = _failed(out_of_memory())  # for its stack
+        elif _is_of_arrow(error):
+            reason = clean((str(error).splitlines() or [type(error).__name__])[0][:200])
+            status = _failed(f"a file that was read is damaged or malicious: Arrow says: {reason}")
+        else:
             raise
-        reason = clean((str(error).splitlines() or [type(error).__name__])[0][:200])
-        status = _failed(f"a file that was read is damaged or malicious: Arrow says: {reason}")
     sys.exit(status)
 
 

@@ -75,7 +75,7 @@ from iaprof.record.capture.rows import (
     until_exits,
     wait_rows,
 )
-from iaprof.record.capture.writing import WritingThread
+from iaprof.record.capture.writing import WritingThread, run_in
 from iaprof.record.left_out import LeftOut, Whose
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.record.stacks.launch_stacks import LaunchStacks
@@ -256,7 +256,7 @@ class _Finishing:
             self._writer.wait()
             return self._whole_header(None)
         with ThreadPoolExecutor(1) as pool:
-            rest = pool.submit(self._write_rest, spool)
+            rest, _ = run_in(pool, self._write_rest, spool)
             try:
                 symbols = self._write_symbols(self._symbol_inputs, _WriterAfter(rest, self._writer))
                 rest.result()

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,18 @@ def test_an_error_of_arrow_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert done.err.startswith("iaprof: a file that was read is damaged or malicious: ")
     assert "2147483646 bytes" in done.err
+
+
+def test_no_room_for_a_thread_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    (tmp_path / "out").mkdir()
+    done = iaprof("report", capture(tmp_path / "c", **rows()), "-o", tmp_path / "out" / "page.html")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "needs more memory" in done.err
+    assert not list((tmp_path / "out").iterdir())
 
 
 def dying(throw: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -159,6 +159,24 @@ def test_rows_that_cannot_be_written_while_names_are_found(tmp_path: Path, monke
     assert [each.name for each in tmp_path.iterdir()] == ["s"]
 
 
+def test_a_capture_is_the_same_where_no_thread_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_symbols(_known: SymbolInputs, writer: RowWriter) -> dict[str, Any]:
+        writer.write("module", pa.array([{"id": 1, "what": "file", "path": "/x"}], KINDS["module"]))
+        return {}
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(finishing, "ROWS_PER_GROUP", 1)
+    spool = spool_with_launches(tmp_path, 9)
+    finish(spool, tmp_path / "c", write_symbols=write_symbols)
+    expected = pq.read_table(tmp_path / "c", use_threads=False)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    finish(spool, tmp_path / "d", write_symbols=write_symbols)
+    assert pq.read_table(tmp_path / "d", use_threads=False).equals(expected)
+    assert len(expected) > 9
+
+
 @pytest.mark.parametrize("root", JUNK, ids=repr)
 def test_a_root_that_is_no_path_is_not_looked_into(tmp_path: Path, root: Any) -> None:
     roots: list[Any] = []
