@@ -76,7 +76,8 @@ class Budget:
             self._left_s -= self._clock() - began
 
 
-MOST_WAITING = 8192  # copies of launches' stacks in the queues, and how many pages they have before no more are read
+MOST_WAITING = 8192  # copies of launches' stacks in a queue, and pages of those in all before no more are read
+MOST_INCOMPLETE = 1024  # copies of which records are missing; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
 SAMPLES_WAIT_S = 0.1  # for further ones of CPU samples, as each message to the child takes longer than a stack
 SAMPLES_POLL_S = 0.1  # BPF does not wake the learner for each of their copies
@@ -242,7 +243,8 @@ class Learner:
     @property
     def room(self) -> int:
         """How many COPY records may be read now."""
-        return MOST_READ if len(self._launches) < MOST_WAITING // 2 and self._launches.pages < MOST_WAITING else 0
+        pages = self._urgent.pages + self._launches.pages
+        return MOST_READ if len(self._launches) < MOST_WAITING // 2 and pages < MOST_WAITING else 0
 
     @property
     def can_wait(self) -> bool:
@@ -264,7 +266,7 @@ class Learner:
                 self._queue(self._incomplete.pop(number))
         # A copy's end that had no room in the ring buffer never comes.
         while self._incomplete and (
-            len(self._incomplete) > MOST_WAITING
+            len(self._incomplete) > MOST_INCOMPLETE
             or next(iter(self._incomplete.values())).since < time.monotonic() - STALE_S
         ):
             self._queue(self._incomplete.popitem(last=False)[1])

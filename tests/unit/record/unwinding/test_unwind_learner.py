@@ -252,11 +252,11 @@ def test_few_copies_that_have_many_pages_fill_the_queue(
 ) -> None:
     learner = tested.learner
     monkeypatch.setattr(module, "MOST_WAITING", 8)
-    learner.take(np.concatenate([copied(number, 100, pages=5) for number in range(2)]))  # the first is in another queue
+    learner.take(copied(1, 100, pages=5))
     assert learner.room
-    learner.take(copied(2, 100, pages=5))
+    learner.take(np.concatenate([copied(number, 100, pages=5) for number in (2, 3)]))
     assert not learner.room
-    learner.step()
+    learner.step()  # the first one, which is in a queue of its own
     assert not learner.room
     learner.step()
     assert learner.room
