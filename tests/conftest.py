@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import functools
 import glob
@@ -20,8 +21,10 @@ from hypothesis import HealthCheck, settings
 
 import limits
 from iaprof.sandbox import memory
+from waiting import LONGEST_WAIT_S
 
 FAILED = pytest.StashKey[bool]()
+LONGEST_TEST_S = 2 * LONGEST_WAIT_S  # what a test waits for has failed by then
 INTEGRATION, UNIT, DRIVER = (Path(__file__).parent / each for each in ("integration", "unit", "driver"))
 
 
@@ -157,6 +160,18 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def what_it_does(pid: int) -> str:
+    """A process's command, and where its threads wait in the kernel, if that is told; empty if there is none."""
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+        text = f"{pid} {command[:300]}\n"
+        for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+            state = (task / "stat").read_text().rpartition(") ")[2][0]
+            text += f"  {task.name} {state} {(task / 'stack').read_text().replace(chr(10), ' ')}\n"
+        return text
+    return ""
+
+
 @pytest.fixture
 def within() -> limits.Within:
     """`with within(2): ...`: see limits.py."""
@@ -174,12 +189,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Waits until the test and its fixtures may begin: those that need root go side by side, but for those `alone`."""
     if not item.get_closest_marker("root"):
-        return (yield)
+        with failing_at_last():
+            return (yield)
     with open(__file__) as turn, open(INTEGRATION / "conftest.py") as room:  # any files that all workers have
         fcntl.flock(turn, fcntl.LOCK_EX)  # who waits to be alone lets nobody pass
         fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         fcntl.flock(turn, fcntl.LOCK_UN)
-        return (yield)
+        with failing_at_last():
+            return (yield)
+
+
+@contextlib.contextmanager
+def failing_at_last() -> Iterator[None]:
+    """A test that does not end by itself fails, and says what its processes wait for: all others wait for it."""
+
+    def fail(*_: object) -> None:
+        faulthandler.dump_traceback()
+        running = "".join(map(what_it_does, sorted(descendants(os.getpid()))))
+        pytest.fail(f"it has not ended after {LONGEST_TEST_S} s, while these processes ran:\n{running}")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST_TEST_S, LONGEST_TEST_S)  # again, as its fixtures may wait, too
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @functools.cache
