@@ -30,11 +30,11 @@ MOST_CODE_CHUNKS = 192  # of a kernel's code, sent at one launch: 3 MiB
 MOST_MODULE_CHUNKS = 256  # of a kernel's module, sent at one launch: 4 MiB
 SHIPPED = Path(__file__).parent / "programs.json"
 _FILES = (
-    *("bounds.c", "unwind.c", "misses.c", "counters.c", "python.c", "launches.c", "waits.c", "samples.c", "handles.c"),
+    *("bounds.c", "unwind.c", "misses.c", "counters.c", "python.c", "launches.c", "known_stacks.c", "waits.c", "samples.c", "handles.c"),
     *("lists.c", "copies.c", "operations.c", "messages.c"),
 )
 _FUNCTIONS = (
-    "on_launch", "on_launched", "on_handle_launch", "on_handle_launched", "on_describe", "on_walk", "on_miss",
+    "on_launch", "on_launched", "on_handle_launch", "on_handle_launched", "on_describe", "on_known", "on_walk", "on_keep", "on_miss",
     "on_copy", "on_state", "on_python", "on_codes", "on_compile", "on_kernel_gone", "on_module_gone", "on_execute",
     "on_executed", "on_list_event", "on_probed_execute", "on_probed_executed", "on_probed_list_event", "on_transfer",
     "on_transferred", "on_may_copy", "on_own_launch", "on_own_launches", "on_dispatched", "on_link_map_change",
@@ -56,6 +56,8 @@ _WALKING = (Phase.WALK, Phase.MISS, Phase.COPY, Phase.STATE, Phase.PYTHON, Phase
 PHASES = {
     "phases": {
         **{phase: f"on_{phase.name.lower()}" for phase in _WALKING},
+        Phase.KNOWN: "on_known",
+        Phase.KEEP: "on_keep",
         Phase.LAUNCHED: "on_launched",
         Phase.HANDLE_LAUNCHED: "on_handle_launched",
         Phase.DESCRIBE: "on_describe",

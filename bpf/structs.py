@@ -83,6 +83,8 @@ class Phase(IntEnum):
     SUBMITTED = 16
     DRAWN = 17
     OPERATED = 18
+    KNOWN = 19
+    KEEP = 20
 
 
 ARG = np.dtype(

@@ -70,7 +70,7 @@ int on_transfer(struct pt_regs *ctx) {
     u64 time = bpf_ktime_get_ns();
     struct entry *entry = entry_of(ctx);
     if (entry && !is_nested(ctx, entry))
-        begin_call(ctx, time, TRANSFERRED, TRANSFERS, LAUNCHES_LOST);
+        begin_call(ctx, time, TRANSFERRED, TRANSFERS, LAUNCHES_LOST, 1);
     return 0;
 }
 

@@ -147,9 +147,14 @@ static __always_inline u64 own_id(u64 time) {
     return 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255);
 }
 
+/* Returns the id of a stack: never 0, which means no stack. */
+static __always_inline u64 id_of_stack(const struct scratch *scratch) {
+    return (scratch->hashes[0] & ((1ULL << STACK_ID_BITS) - 1)) | 1;
+}
+
 /* Sends a launch's stack unless it was sent before, and sets the launch's stack id. */
 static __always_inline void send_new_stack(struct scratch *scratch, struct launched *launch) {
-    u64 id = (scratch->hashes[0] & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* never 0, which means no stack */
+    u64 id = id_of_stack(scratch);
     u64 *known = stacks_sent.lookup(&id);
     if (!known || *known != scratch->hashes[1]) {
         u64 sent_as = known ? own_id(launch->time) : id;
@@ -266,9 +271,10 @@ static __always_inline void end_walk(struct scratch *scratch, struct launched *l
 }
 
 /* Begins a launch or another call: notes the thread, and walks its stack; continues with the program for `after_walk`.
- * Counts the call in `calls`, and in `lost` if no program continues. */
+ * Counts the call in `calls`, and in `lost` if no program continues. `may_be_known`: 1 if nothing but the stack's id is needed,
+ * else 0. */
 static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase after_walk, enum counter calls,
-                                       enum counter lost) {
+                                       enum counter lost, u64 may_be_known) {
     u64 who = bpf_get_current_pid_tgid();
     u32 zero = 0, pid = who >> 32;
     struct settings *set = settings.lookup(&zero);
@@ -290,7 +296,8 @@ static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase
         } else {
             BEGIN_WALK(scratch, pid, ctx);
             start_walk(scratch, pid, set->epoch, after_walk);
-            phases.call(ctx, begin_python(scratch, who, time));
+            scratch->may_be_known = may_be_known & is_set(scratch->salt);
+            phases.call(ctx, KNOWN);
         }
         give_back(scratch);
     }
@@ -298,7 +305,7 @@ static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase
 }
 
 static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum phase after_walk) {
-    begin_call(ctx, time, after_walk, LAUNCHES, LAUNCHES_LOST);
+    begin_call(ctx, time, after_walk, LAUNCHES, LAUNCHES_LOST, 1);
 }
 
 /* Continues a call that begin_call began, after the walk; returns NULL if another thread has taken the scratch. */
@@ -451,7 +458,11 @@ static __always_inline void compiled(struct pt_regs *ctx, u64 time, const struct
 }
 
 int on_launch(struct pt_regs *ctx) {
-    begin_launch(ctx, bpf_ktime_get_ns(), LAUNCHED);
+    u64 time = bpf_ktime_get_ns();
+    u32 slot = attach_cookie(ctx);
+    struct probe *probe = probes.lookup(&slot);
+    /* Our libraries may ask for the launch's path. */
+    begin_call(ctx, time, LAUNCHED, LAUNCHES, LAUNCHES_LOST, probe && probe->args[6].kind == ARG_NONE);
     return 0;
 }
 

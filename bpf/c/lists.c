@@ -166,7 +166,7 @@ static __always_inline int begin_lists(struct pt_regs *ctx, enum phase after_wal
     u64 time = bpf_ktime_get_ns();
     struct entry *entry = entry_of(ctx);
     if (entry && (u32)integer_argument(ctx, entry->count))
-        begin_call(ctx, time, after_walk, EXECUTIONS, LISTS_LOST);
+        begin_call(ctx, time, after_walk, EXECUTIONS, LISTS_LOST, 1);
     return 0;
 }
 
@@ -218,7 +218,7 @@ int on_list_event(struct pt_regs *ctx) {
 /* The same events, from the probes of the injected library. */
 
 int on_probed_execute(struct pt_regs *ctx) {
-    begin_call(ctx, bpf_ktime_get_ns(), PROBED_EXECUTED, EXECUTIONS, LISTS_LOST);
+    begin_call(ctx, bpf_ktime_get_ns(), PROBED_EXECUTED, EXECUTIONS, LISTS_LOST, 1);
     return 0;
 }
 

@@ -146,7 +146,8 @@ static __always_inline enum phase end_python(struct scratch *scratch, u64 now) {
     u64 id = scratch->hashes[0];
     struct check *checked = codes_checked.lookup(&id);
     scratch->codes = scratch->code_offset = scratch->code_programs = 0;
-    return checked && now < checked->until ? WALK : CODES;
+    scratch->checked_until = checked ? checked->until : 0;
+    return now < scratch->checked_until ? WALK : CODES;
 }
 
 /* Begins the walk of Python frames; returns the next phase. */
@@ -156,7 +157,7 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
     scratch->now = now;
     scratch->python = 0;
     scratch->python_state = PYTHON_NONE;
-    scratch->several = scratch->first_state = 0;
+    scratch->several = scratch->first_state = scratch->checked_until = 0;
     if (!process->has_python || process->python.born != scratch->copied.of.born / TICK_NS)
         return WALK;
     u64 interpreter = word_at(process->python.runtime + layout->interpreters_head);
@@ -406,7 +407,7 @@ static __always_inline enum phase send_codes(struct scratch *scratch, u32 pid, u
         struct check *before = codes_checked.lookup(&scratch->hashes[0]), next = {.after = CHECKED_NS};
         if (before)
             next.after = at_most(MOST_CHECKED_NS, 2 * before->after);
-        next.until = now + next.after;
+        next.until = scratch->checked_until = now + next.after;
         codes_checked.update(&scratch->hashes[0], &next);
         return WALK;
     }

@@ -8,8 +8,8 @@
  * A rule holds for one state of a process's mappings, its space. `spaces` has a process's space, and the state (struct
  * mapping_state) for which it is valid. After a change, the process has no rules until user space gives it a new space.
  *
- * Each launch is handled by a chain of programs: one that begins, `on_walk` as often as necessary (it walks FRAMES_PER_PROGRAM
- * frames), `on_miss` and perhaps `on_copy` if a rule is missing, and one that sends the result. Each has to be small, because
+ * Each launch is handled by a chain of programs: one that begins, `on_known` (known_stacks.c), `on_walk` as often as necessary
+ * (it walks FRAMES_PER_PROGRAM frames), `on_miss` and perhaps `on_copy` if a rule is missing, and one that sends the result. Each has to be small, because
  * the verifier follows every path through a program. They hand on their state in the scratch.
  *
  * The compiler sets MAX_DEPTH; the loader sets STACK_DEPTH, COPY_PAGES, SAMPLE_COPY_PAGES, FRAME_POINTERS_ONLY, TASK_* and MM_* (offsets).
@@ -88,6 +88,12 @@ struct scratch {
     u64 bp_at;           /* address of the caller's rbp, which is read only when a rule needs it, which is rare; 0: it is bp */
     u64 bp_from;         /* where bp was read; 0: it is still that of the start */
     u64 is_odd;          /* the walk has read more than return addresses and frame pointers */
+    u64 uses_bp;         /* the walk has used the frame pointer of the start */
+    u64 may_be_known;    /* the stack may be one of `known_stacks` */
+    u64 start_hash;      /* hashes[0] at the start */
+    u64 last_known;      /* of these, the number of the last one + 1; 0 for none */
+    u64 expected;        /* and of the one that followed it the last time */
+    u64 kept;            /* how many stacks were kept lately, and not met since */
     u64 exact;           /* 1: ip is the address of an instruction; 0: a return address */
     u64 is_guess;        /* ip was found by a guess */
     struct {             /* the state before the last guess */
@@ -115,6 +121,7 @@ struct scratch {
     u64 last_state;      /* its state, */
     u64 last_interpreter; /* and of which interpreter */
     u64 now;             /* when that walk began */
+    u64 checked_until;   /* for how long its code objects need no check; 0 if they were not all checked */
     u64 first_cframe;    /* the one of the innermost loop */
     u64 cframe;          /* the structure that ends its evaluation loop */
     u64 codes;           /* number of `frames` whose code objects were handled */
@@ -138,8 +145,8 @@ struct scratch {
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, SCRATCHES);
 
-/* Pages of the process that a chain of programs has read, as a read takes some 80 ns whatever its size: the one with number N is
- * the page N % HELD_PAGES of its half. The first half has the stack, on which Python's frames are in part, too. */
+/* Pages of the process that a chain of programs has read, as a read takes some 180 ns and 50 more for each page: the one with number
+ * N is the page N % HELD_PAGES of its half. The first half has the stack, on which Python's frames are in part, too. */
 struct memory {
     u64 words[2 * HELD_PAGES * PAGE / 8];
 };
@@ -201,12 +208,22 @@ static __always_inline struct memory *memory_of(const struct scratch *scratch) {
     return memories.lookup(&number);
 }
 
-/* Makes the memory have the page of `at`; returns 0 on success. */
+/* Makes the memory have the page of `at`, and the next one, as callers are there: two pages take a third more time than one.
+ * Returns 0 on success. */
 static __always_inline long hold(struct scratch *scratch, struct memory *memory, u64 at, u64 half) {
     u64 page = at / PAGE, place = below(2 * HELD_PAGES, half * HELD_PAGES + (page & (HELD_PAGES - 1)));
     if (scratch->held[place] == page)
         return 0;
     scratch->held[place] = ~0ULL;
+    if (hidden(place) < HELD_PAGES - 1) { /* of the stack */
+        u64 first = below(HELD_PAGES, place);
+        if (!read_user(&memory->words[first * (PAGE / 8)], 2 * PAGE, (void *)(page * PAGE))) {
+            scratch->held[first] = page;
+            scratch->held[below(2 * HELD_PAGES, first + 1)] = page + 1;
+            return 0;
+        }
+        scratch->held[below(2 * HELD_PAGES, first + 1)] = ~0ULL; /* the read has changed it */
+    }
     if (read_user(&memory->words[place * (PAGE / 8)], PAGE, (void *)(page * PAGE)))
         return -1;
     scratch->held[place] = page;
@@ -384,7 +401,7 @@ static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epo
     scratch->exact = 1;
     scratch->is_guess = scratch->depth = scratch->slot = 0;
     __builtin_memset(scratch->held, 255, sizeof(scratch->held));
-    scratch->bp_from = scratch->is_odd = 0;
+    scratch->bp_from = scratch->is_odd = scratch->uses_bp = scratch->may_be_known = 0;
 }
 
 /* Walks FRAMES_PER_PROGRAM frames; returns the next phase. */
@@ -395,6 +412,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
     u64 ip = scratch->ip, sp = scratch->sp, bp = scratch->bp, bp_at = scratch->bp_at, exact = scratch->exact;
     u64 id = scratch->hashes[0], check = scratch->hashes[1], depth = scratch->depth, space = scratch->space;
     u64 is_guess = scratch->is_guess, shift = scratch->shift, salt = scratch->salt, bp_from = scratch->bp_from;
+    u64 uses_bp = scratch->uses_bp;
     int goes_on = 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i <= FRAMES_PER_PROGRAM; i++) {
@@ -426,6 +444,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
             bp_at = choose(is_set(RULE_RBP(rule)), cfa + RULE_RBP(rule), bp_at);
             is_guess = 0;
             used_from = bp_from & -(is_by_bp & 1);
+            uses_bp |= is_by_bp & 1 & ~is_set(bp_from);
         } else {
             rule = ip >> ADDRESS_BITS ? RULE_NONE
                                       : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for_address(ip, exact, space, shift);
@@ -489,6 +508,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
             bp_at = forgotten(bp_at, ip);
             bp_from = forgotten(bp_from, ip);
             used_from = bp_from & -by_bp;
+            uses_bp |= by_bp & ~is_set(bp_from);
             scratch->is_odd |= forgotten(by_bx | leaves | RULE_GUESSES(rule), ip);
             u64 base = choose(by_bp, bp, choose(by_bx, scratch->copied.start.bx, sp));
             cfa = base + RULE_CFA(rule);
@@ -533,12 +553,15 @@ static __always_inline u32 walk(struct scratch *scratch) {
     scratch->bp_from = bp_from;
     scratch->exact = exact;
     scratch->is_guess = is_guess;
+    scratch->uses_bp = uses_bp;
     scratch->depth = depth;
     scratch->hashes[0] = id;
     scratch->hashes[1] = check;
     if (goes_on)
         return WALK;
-    return scratch->walked == MISSED && !FRAME_POINTERS_ONLY ? MISS : scratch->after_walk;
+    if (scratch->walked == MISSED && !FRAME_POINTERS_ONLY)
+        return MISS;
+    return scratch->walked == WHOLE && scratch->may_be_known ? KEEP : scratch->after_walk;
 }
 
 int on_walk(struct pt_regs *ctx) {
