@@ -1,4 +1,4 @@
-"""Stacks that BPF takes for known: of programs that get to one place by many paths, in sequences that repeat or do not."""
+"""Stacks that BPF takes for known: programs get to one place by many paths, in sequences that repeat or do not."""
 
 from __future__ import annotations
 

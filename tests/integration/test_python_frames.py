@@ -15,7 +15,7 @@ from pythons.interpreters import LOADING, started_as
 from thorough import usually
 
 pytestmark = [pytest.mark.bpf, IN_TURN]  # a thousand new stacks at once, which all recorders copy
-CASES = ("plain", "long_table", "thread_of_c", "stale", "long_names", "deep")  # of cases.py
+CASES = ("plain", "long_table", "thread_of_c", "stale", "in_turns", "long_names", "deep")  # of cases.py
 TIMES = 20  # that most of these launch
 ROUNDS = 10  # of launches.py
 MADE = ("<made>", "<string>")  # files of code objects of exec and eval
@@ -94,6 +94,14 @@ def test_what_is_seldom_met(runs: Runs, case: str) -> None:
     (found,), (expected,) = (list(each.values()) for each in runs.frames(case))
     assert found == expected
     assert len(expected) == TIMES
+
+
+def test_launches_that_differ_in_nothing_but_lines(runs: Runs) -> None:
+    """BPF expects a stack after the one that it followed the last time, and sees which one it is."""
+    (found,), (expected,) = (list(each.values()) for each in runs.frames("in_turns"))
+    assert found == expected
+    assert len(expected) == 1000
+    assert len({json.dumps(launch) for launch in expected}) > 8
 
 
 def test_long_names_are_marked(runs: Runs) -> None:

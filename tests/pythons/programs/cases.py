@@ -4,6 +4,7 @@ It begins when there is a file START, and tells each launch's frames as launchin
 """
 
 import os
+import random
 import sys
 import time
 
@@ -61,6 +62,34 @@ def stale():
         exec(compile(f"def made_{n}():\n    launch()\n", f"<{n}>", "exec"), names)
         time.sleep(0.02)  # longer than what was seen is believed
         names[f"made_{n}"]()
+
+
+def in_turns():
+    """Launches that differ in nothing but the lines that run: in sequences that repeat, and in others."""
+
+    def one():
+        launch()
+        launch()
+
+    def other():
+        launch()
+
+        launch()
+
+    def both(is_first):
+        if is_first:
+            one()
+        else:
+            other()
+
+    chance = random.Random(0)
+    for n in range(100):
+        both(n % 2)
+    for n in range(100):
+        both(n % 3 == 0)
+        one()
+    for _ in range(200):
+        both(chance.randrange(2))
 
 
 def executes_another():
