@@ -23,6 +23,7 @@
 
 struct known_stack {
     u64 stack;             /* the stack's id, which was sent; 0 for none */
+    u64 writers;           /* threads that are about to write here: they preempt each other, on one CPU */
     u64 next;              /* number of the stack that followed, + 1; 0 for none */
     u64 until;             /* when code objects have to be checked again */
     u64 start;             /* hash of the process, its space and the output file */
@@ -54,11 +55,12 @@ static __always_inline u64 python_of(const struct known_process *process) {
     return process->has_python ? process->python.changes + 1 : 0;
 }
 
-/* Returns the hash of the words of a stack; 0 if one is unreadable. A read takes some 200 ns, of which 50 are for its 4096 bytes:
- * so there is one for all words of the stack, and one for all Python frames. */
+/* Returns the hash of the words of a stack; 0 if one is unreadable. A read takes some 180 ns, and 50 more for each 4096 bytes: there
+ * is one for all words of the stack, and one for all Python frames. */
 static __always_inline u64 hash_of(const struct scratch *scratch, struct memory *memory, const struct known_stack *known) {
     const struct python_layout *layout = &scratch->process.python.layout;
-    u64 sp = scratch->copied.start.sp, frames = known->frames, words = known->words, hash = frames, *others = memory->words + HALF_WORDS;
+    u64 sp = scratch->copied.start.sp, frames = known->frames, words = known->words, hash = frames;
+    u64 *others = memory->words + HALF_WORDS;
     if ((known->state && read_user(&hash, 8, (void *)known->state)) ||
         read_user(memory->words, at_most(8 * HALF_WORDS, known->bytes), (void *)sp) ||
         (frames && read_user(others, at_most(8 * HALF_WORDS, known->frame_bytes), (void *)known->frame)))
@@ -117,17 +119,17 @@ static __always_inline u64 is_less(u64 one, u64 other) {
     return hidden(one - other) >> 63;
 }
 
-/* Adds the place of a word of the stack, if `is_read`; the number of words becomes too large if it is on another stack. */
-static __always_inline void add_word(struct known_stack *known, u64 sp, u64 at, u64 is_read) {
-    u64 place = (at - sp) / 8, count = known->words, is_here = 1 - is_set((at & 7) | (place & -HALF_WORDS));
-    known->words_at[below(MOST_WORDS, count)] = place;
-    known->words = count + is_read + (is_read & ~is_here) * MOST_WORDS;
-    known->bytes = choose(is_read & is_here & is_less(known->bytes, 8 * place + 8), 8 * place + 8, known->bytes);
-}
-
 /* Returns 1 if an address is on the part of the stack that is read, else 0. */
 static __always_inline u64 is_near(u64 at, u64 sp) {
     return 1 - is_set((at - sp) & -(8 * HALF_WORDS));
+}
+
+/* Adds the place of a word of the stack, if `is_read`; the number of words becomes too large if it is on another stack. */
+static __always_inline void add_word(struct known_stack *known, u64 sp, u64 at, u64 is_read) {
+    u64 place = (at - sp) / 8, count = known->words, is_here = is_near(at, sp) & (1 - is_set((at - sp) & 7));
+    known->words_at[below(MOST_WORDS, count)] = place;
+    known->words = count + is_read + (is_read & ~is_here) * MOST_WORDS;
+    known->bytes = choose(is_read & is_here & is_less(known->bytes, 8 * place + 8), 8 * place + 8, known->bytes);
 }
 
 /* Adds the words of a Python frame, or the one by which the end of an evaluation loop leads to the next one. */
@@ -166,7 +168,7 @@ static __always_inline int keep(struct scratch *scratch, struct known_stack *kno
     u64 sp = start->sp, reads = scratch->depth - is_set(scratch->ip); /* a return address of 0 was read, too */
     u64 has_python = forgotten(is_set(scratch->python_state ^ PYTHON_NONE), sp), frames = scratch->python & -has_python;
     *(volatile u64 *)&known->stack = 0;
-    known->next = known->frames = known->words = known->bytes = 0;
+    known->frames = known->words = known->bytes = 0;
     bound_frames(scratch, known, sp, frames);
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_FRAMES; i++) {
@@ -229,11 +231,16 @@ static __always_inline u32 keep_stack(struct scratch *scratch) {
         if (scratch->kept >= MOST_KEPT && launch->time / 64 & (KEPT_OF - 1))
             return scratch->after_walk;
         scratch->kept++;
-        u64 next = known->next & -is_there;
-        if (!keep(scratch, known, launch->time))
+        u64 next = known->next & -is_there, is_kept = 0;
+        __sync_fetch_and_add(&known->writers, 1);
+        if (*(volatile u64 *)&known->writers == 1 && keep(scratch, known, launch->time)) {
+            known->next = next;
+            *(volatile u64 *)&known->stack = id;
+            is_kept = 1;
+        }
+        __sync_fetch_and_add(&known->writers, -1);
+        if (!is_kept)
             return scratch->after_walk;
-        known->next = next;
-        *(volatile u64 *)&known->stack = id;
     }
     struct known_stack *last = known_with(scratch->last_known);
     if (last)

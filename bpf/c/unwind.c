@@ -208,23 +208,33 @@ static __always_inline struct memory *memory_of(const struct scratch *scratch) {
     return memories.lookup(&number);
 }
 
-/* Makes the memory have the page of `at`, and the next one, as callers are there: two pages take a third more time than one.
- * Returns 0 on success. */
+/* Makes the memory have the page of `at`; returns 0 on success. */
 static __always_inline long hold(struct scratch *scratch, struct memory *memory, u64 at, u64 half) {
     u64 page = at / PAGE, place = below(2 * HELD_PAGES, half * HELD_PAGES + (page & (HELD_PAGES - 1)));
     if (scratch->held[place] == page)
         return 0;
     scratch->held[place] = ~0ULL;
-    if (hidden(place) < HELD_PAGES - 1) { /* of the stack */
-        u64 first = below(HELD_PAGES, place);
-        if (!read_user(&memory->words[first * (PAGE / 8)], 2 * PAGE, (void *)(page * PAGE))) {
-            scratch->held[first] = page;
-            scratch->held[below(2 * HELD_PAGES, first + 1)] = page + 1;
+    if (read_user(&memory->words[place * (PAGE / 8)], PAGE, (void *)(page * PAGE)))
+        return -1;
+    scratch->held[place] = page;
+    return 0;
+}
+
+/* The same for the stack: also the next page, if it is next in the memory, too, as callers are there. */
+static __always_inline long hold_stack(struct scratch *scratch, struct memory *memory, u64 at) {
+    u64 page = at / PAGE, place = below(HELD_PAGES, page), *words = &memory->words[place * (PAGE / 8)];
+    if (scratch->held[place] == page)
+        return 0;
+    scratch->held[place] = ~0ULL;
+    if (hidden(place) < HELD_PAGES - 1) {
+        scratch->held[place + 1] = ~0ULL;
+        if (!read_user(words, 2 * PAGE, (void *)(page * PAGE))) {
+            scratch->held[place] = page;
+            scratch->held[place + 1] = page + 1;
             return 0;
         }
-        scratch->held[below(2 * HELD_PAGES, first + 1)] = ~0ULL; /* the read has changed it */
     }
-    if (read_user(&memory->words[place * (PAGE / 8)], PAGE, (void *)(page * PAGE)))
+    if (read_user(words, PAGE, (void *)(page * PAGE)))
         return -1;
     scratch->held[place] = page;
     return 0;
@@ -237,7 +247,7 @@ static __always_inline u64 index_of(u64 at, u64 half) {
 
 /* Reads the word of the stack at `at`; returns 0 on success. */
 static __always_inline long read_word(struct scratch *scratch, struct memory *memory, u64 at, u64 *word) {
-    if (at & 7 || hold(scratch, memory, at, STACK_HALF))
+    if (at & 7 || hold_stack(scratch, memory, at))
         return -1;
     *word = memory->words[index_of(at, STACK_HALF)];
     return 0;
