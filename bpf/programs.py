@@ -30,17 +30,17 @@ MOST_CODE_CHUNKS = 192  # of a kernel's code, sent at one launch: 3 MiB
 MOST_MODULE_CHUNKS = 256  # of a kernel's module, sent at one launch: 4 MiB
 SHIPPED = Path(__file__).parent / "programs.json"
 _FILES = (
-    *("bounds.c", "unwind.c", "misses.c", "counters.c", "python.c", "launches.c", "known_stacks.c", "waits.c", "samples.c", "handles.c"),
-    *("lists.c", "copies.c", "operations.c", "messages.c"),
+    *("bounds.c", "unwind.c", "misses.c", "counters.c", "python.c", "launches.c", "known_stacks.c", "waits.c"),
+    *("samples.c", "handles.c", "lists.c", "copies.c", "operations.c", "messages.c"),
 )
 _FUNCTIONS = (
-    "on_launch", "on_launched", "on_handle_launch", "on_handle_launched", "on_describe", "on_known", "on_walk", "on_keep", "on_miss",
-    "on_copy", "on_state", "on_python", "on_codes", "on_compile", "on_kernel_gone", "on_module_gone", "on_execute",
-    "on_executed", "on_list_event", "on_probed_execute", "on_probed_executed", "on_probed_list_event", "on_transfer",
-    "on_transferred", "on_may_copy", "on_own_launch", "on_own_launches", "on_dispatched", "on_link_map_change",
-    "on_wait", "on_wait_begun", "on_waited", "on_message", "on_sample", "on_sample_walk", "on_sample_miss",
-    "on_sample_copy", "on_sample_state", "on_sample_python", "on_sample_codes", "on_sampled", "on_submit",
-    "on_submitted", "on_shader_gone", "on_named", "on_draw", "on_drawn", "on_make",
+    "on_launch", "on_launched", "on_handle_launch", "on_handle_launched", "on_describe", "on_known", "on_walk",
+    "on_keep", "on_miss", "on_copy", "on_state", "on_python", "on_codes", "on_compile", "on_kernel_gone",
+    "on_module_gone", "on_execute", "on_executed", "on_list_event", "on_probed_execute", "on_probed_executed",
+    "on_probed_list_event", "on_transfer", "on_transferred", "on_may_copy", "on_own_launch", "on_own_launches",
+    "on_dispatched", "on_link_map_change", "on_wait", "on_wait_begun", "on_waited", "on_message", "on_sample",
+    "on_sample_walk", "on_sample_miss", "on_sample_copy", "on_sample_state", "on_sample_python", "on_sample_codes",
+    "on_sampled", "on_submit", "on_submitted", "on_shader_gone", "on_named", "on_draw", "on_drawn", "on_make",
     "on_made", "on_operation", "on_operated", "on_upload", "on_uploaded",
 )  # fmt: skip
 SESSION_PROGRAMS = ("on_wait", "on_wait_begun", "on_waited")

@@ -2,12 +2,13 @@
 /* Stacks of launches that were walked before (compiled after launches.c): what a program repeats need not be walked again.
  *
  * A walk reads certain words: return addresses, saved frame pointers, where code that aligns its stack has kept the old stack
- * pointer, and of each Python frame its code object, its instruction and its caller. If a walk begins at the same place in the
- * same state of the process, and all these words are what they were, then the stack is what it was. To see that takes a third of
- * the time of a walk.
+ * pointer, and of each Python frame its code object, its instruction, its caller and whether an evaluation loop ends there. If a
+ * walk begins at the same place in the same state of the process, and all these words are what they were, then the stack is what
+ * it was. To see that takes a third of the time of a walk.
  *
  * That the list of interpreters is what it was, and that the thread's state is in it, need not be seen: each evaluation loop has
- * a frame on the C stack, and a state that does not run Python has no frames.
+ * a frame on the C stack, and a state that does not run Python has no frames. But a stack without Python frames is not kept if
+ * the process runs Python: perhaps they were not found.
  *
  * Of each CPU's stacks, each knows the one that followed it the last time. As programs repeat sequences of launches, the next
  * stack is that one nine times of ten. Only this one is compared, so that another one costs hardly more than without.
@@ -19,13 +20,13 @@
 #define MOST_FRAMES 64     /* of Python, a power of two; the same */
 #define MOST_KEPT (4 * KNOWN_STACKS) /* if so many were kept, and not met again, few of the next ones are kept */
 #define KEPT_OF 64
-#define NO_PYTHON_NS (4 * NO_STATE_NS) /* for so long a stack is kept in which no Python frames were found */
+#define KNOWN_NS 1000000000ULL /* after this time, a stack is walked again */
 
 struct known_stack {
     u64 stack;             /* the stack's id, which was sent; 0 for none */
     u64 writers;           /* threads that are about to write here: they preempt each other, on one CPU */
     u64 next;              /* number of the stack that followed, + 1; 0 for none */
-    u64 until;             /* when code objects have to be checked again */
+    u64 until;             /* when it has to be walked again */
     u64 start;             /* hash of the process, its space and the output file */
     u64 salt;              /* the state of mappings */
     u64 python;            /* see python_of */
@@ -55,12 +56,12 @@ static __always_inline u64 python_of(const struct known_process *process) {
     return process->has_python ? process->python.changes + 1 : 0;
 }
 
-/* Returns the hash of the words of a stack; 0 if one is unreadable. A read takes some 180 ns, and 50 more for each 4096 bytes: there
- * is one for all words of the stack, and one for all Python frames. */
+/* Returns the hash of the words of a stack; 0 if one is unreadable. A read takes some 180 ns, and 50 more for each 4096 bytes:
+ * there is one for all words of the stack, and one for all Python frames. */
 static __always_inline u64 hash_of(const struct scratch *scratch, struct memory *memory, const struct known_stack *known) {
     const struct python_layout *layout = &scratch->process.python.layout;
     u64 sp = scratch->copied.start.sp, frames = known->frames, words = known->words, hash = frames;
-    u64 *others = memory->words + HALF_WORDS;
+    u64 *others = memory->words + HALF_WORDS, has_entry = is_set(layout->frame_is_entry);
     if ((known->state && read_user(&hash, 8, (void *)known->state)) ||
         read_user(memory->words, at_most(8 * HALF_WORDS, known->bytes), (void *)sp) ||
         (frames && read_user(others, at_most(8 * HALF_WORDS, known->frame_bytes), (void *)known->frame)))
@@ -72,7 +73,9 @@ static __always_inline u64 hash_of(const struct scratch *scratch, struct memory 
         u64 at = known->frames_at[i];
         hash = mixed(hash, others[below(HALF_WORDS, at + layout->frame_code / 8)]);
         hash = mixed(hash, others[below(HALF_WORDS, at + layout->frame_instruction / 8)]);
-        hash = forgotten(mixed(hash, others[below(HALF_WORDS, at + layout->frame_previous / 8)]), sp);
+        hash = mixed(hash, others[below(HALF_WORDS, at + layout->frame_previous / 8)]);
+        u64 is_entry = others[below(HALF_WORDS, at + layout->frame_is_entry / 8)] >> (layout->frame_is_entry & 7) * 8 & 255;
+        hash = forgotten(hash ^ (is_entry & -has_entry), sp);
     }
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_WORDS; i++) {
@@ -188,7 +191,7 @@ static __always_inline int keep(struct scratch *scratch, struct known_stack *kno
     if (!memory || reads > MOST_WORDS || known->words > MOST_WORDS || frames > MOST_FRAMES ||
         known->frame_bytes > 8 * HALF_WORDS || (scratch->uses_bp && !start->bp))
         return 0;
-    known->until = has_python ? scratch->checked_until : scratch->process.has_python ? now + NO_PYTHON_NS : ~0ULL;
+    known->until = choose(has_python, scratch->checked_until, now + KNOWN_NS);
     known->start = scratch->start_hash;
     known->salt = scratch->salt;
     known->python = python_of(&scratch->process);
@@ -209,8 +212,8 @@ static __always_inline u32 keep_stack(struct scratch *scratch) {
     if (!sent || *sent != scratch->hashes[1])
         return scratch->after_walk;
     set_known(scratch, id);
-    if (scratch->is_odd || scratch->several ||
-        (scratch->python_state != PYTHON_NONE && (scratch->python_state != PYTHON_WHOLE || !scratch->checked_until)))
+    u64 has_all_python = scratch->process.has_python ? scratch->python_state == PYTHON_WHOLE && scratch->checked_until : 1;
+    if (scratch->is_odd || scratch->several || !has_all_python)
         return scratch->after_walk;
     u64 first = mixed(id, sp) & -(u64)WAYS, at = first + (launch->time / 64 & (WAYS - 1)), is_there = 0;
 #pragma clang loop unroll(disable)
@@ -252,11 +255,13 @@ static __always_inline u32 keep_stack(struct scratch *scratch) {
 
 int on_known(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
-    if (!scratch)
-        return 0;
-    u64 time = launch_state_of(scratch)->launched.time;
-    scratch->start_hash = scratch->hashes[0];
-    phases.call(ctx, is_expected(scratch, time) ? scratch->after_walk : begin_python(scratch, bpf_get_current_pid_tgid(), time));
+    if (scratch) {
+        u64 time = launch_state_of(scratch)->launched.time, who = bpf_get_current_pid_tgid();
+        scratch->start_hash = scratch->hashes[0];
+        phases.call(ctx, is_expected(scratch, time) ? scratch->after_walk : begin_python(scratch, who, time));
+        give_back(scratch);
+    }
+    count(LAUNCHES_LOST, 1); /* another thread has taken the scratch, or the tail call failed */
     return 0;
 }
 

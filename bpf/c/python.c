@@ -29,7 +29,7 @@
 #define TICK_NS 10000000ULL
 #define CHECKED_NS 10000000ULL  /* after this time, code objects are checked again for changes, */
 #define MOST_CHECKED_NS 320000000ULL /* and then, as long as nothing changes, after twice the time each time, up to this */
-#define CODE_PROGRAMS 6     /* tail calls that send code objects; the remaining ones are sent with the next stack */
+#define CODE_PROGRAMS 4     /* tail calls that send code objects; the remaining ones are sent with the next stack */
 #define MOST_TABLE (21 * TABLE_BYTES) /* maximum length of a line table: 64 KiB */
 
 struct python_thread {
@@ -294,6 +294,7 @@ static __always_inline enum phase walk_python(struct scratch *scratch) {
         scratch->frames_at[to] = at | (field(memory, at, half, layout->frame_code) & 7);
         add_to_hashes(&id, &check, choose(is_shim, 1, code + (instruction << 16)));
         count++;
+        at = field(memory, at, half, layout->frame_previous); /* first: the next read may take the place of the frame's page */
         if (hidden(is_last)) {
             to = below(MAX_PYTHON, count);
             scratch->frames[to].code = 0;
@@ -305,7 +306,6 @@ static __always_inline enum phase walk_python(struct scratch *scratch) {
                 scratch->pair[0] = 0;
             cframe = scratch->pair[0];
         }
-        at = field(memory, at, half, layout->frame_previous);
         count = forgotten(count, at);
         cframe = forgotten(cframe, at);
     }

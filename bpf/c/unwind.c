@@ -9,8 +9,8 @@
  * mapping_state) for which it is valid. After a change, the process has no rules until user space gives it a new space.
  *
  * Each launch is handled by a chain of programs: one that begins, `on_known` (known_stacks.c), `on_walk` as often as necessary
- * (it walks FRAMES_PER_PROGRAM frames), `on_miss` and perhaps `on_copy` if a rule is missing, and one that sends the result. Each has to be small, because
- * the verifier follows every path through a program. They hand on their state in the scratch.
+ * (it walks FRAMES_PER_PROGRAM frames), `on_miss` and perhaps `on_copy` if a rule is missing, and one that sends the result. Each
+ * has to be small, because the verifier follows every path through a program. They hand on their state in the scratch.
  *
  * The compiler sets MAX_DEPTH; the loader sets STACK_DEPTH, COPY_PAGES, SAMPLE_COPY_PAGES, FRAME_POINTERS_ONLY, TASK_* and MM_* (offsets).
  */
@@ -71,6 +71,7 @@ struct remembered {
  * takes another scratch. `owner` is 0 while a scratch is free. */
 struct scratch {
     u64 owner;
+    u64 takers;          /* threads that are about to take it: they preempt each other */
     u64 depth;
     u64 walked;          /* enum walked */
     u64 hashes[2];       /* of the stack; the first one is its id */
@@ -131,6 +132,8 @@ struct scratch {
     u64 returns_to;      /* the original return address */
     u64 guessed[MAX_DEPTH / 64]; /* bitmap of addresses found by frame pointer in code without call frame information */
     u64 interrupted[MAX_DEPTH / 64]; /* bitmap of addresses where a signal came, no return addresses */
+    struct copied copied;
+    u64 launch_state[LAUNCH_STATE_WORDS]; /* struct launch_state */
     u64 ips[MAX_DEPTH];
     u64 cfas[MAX_DEPTH]; /* the canonical frame address of each address's caller */
     u64 bases[MAX_DEPTH]; /* where the frame pointer was read that gave it, */
@@ -140,13 +143,11 @@ struct scratch {
     u64 window[WINDOW / 8]; /* temporary */
     struct python_frame frames[MAX_PYTHON]; /* innermost first */
     struct remembered remembered[REMEMBERED];
-    struct copied copied;
-    u64 launch_state[LAUNCH_STATE_WORDS]; /* struct launch_state */
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, SCRATCHES);
 
-/* Pages of the process that a chain of programs has read, as a read takes some 180 ns and 50 more for each page: the one with number
- * N is the page N % HELD_PAGES of its half. The first half has the stack, on which Python's frames are in part, too. */
+/* Pages of the process that a chain of programs has read, as a read takes some 180 ns, and 50 more for each page: the one with
+ * number N is the page N % HELD_PAGES of its half. The first half has the stack, on which Python's frames are in part, too. */
 struct memory {
     u64 words[2 * HELD_PAGES * PAGE / 8];
 };
@@ -165,9 +166,16 @@ static __always_inline struct scratch *take_scratch(u64 owner) {
     for (u32 i = 0; i < SCRATCHES; i++) {
         u32 which = i;
         struct scratch *scratch = scratches.lookup(&which);
-        u64 now = scratch ? *(volatile u64 *)&scratch->owner : owner;
-        if (scratch && (!now || now == owner)) {
+        if (!scratch)
+            return 0;
+        __sync_fetch_and_add(&scratch->takers, 1);
+        u64 now = *(volatile u64 *)&scratch->owner, is_alone = *(volatile u64 *)&scratch->takers == 1;
+        if (is_alone && (!now || now == owner))
             *(volatile u64 *)&scratch->owner = owner;
+        else
+            is_alone = 0;
+        __sync_fetch_and_add(&scratch->takers, -1);
+        if (hidden(is_alone)) {
             scratch->number = i;
             return scratch;
         }
@@ -345,7 +353,8 @@ static __always_inline void find_space(struct scratch *scratch) {
         return;
     scratch->space = space->number;
     scratch->shift = space->shift;
-    scratch->salt = mixed(mixed(mixed(space->of.born ^ space->number, space->of.mm), space->of.exec_vm), space->of.unloads);
+    u64 number = space->number ^ (u64)space->shift << 56; /* a larger table has rules for which there was no room */
+    scratch->salt = mixed(mixed(mixed(space->of.born ^ number, space->of.mm), space->of.exec_vm), space->of.unloads);
 }
 
 /* Returns `value` if the two numbers are equal, else 0, without a branch. */
