@@ -188,15 +188,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Waits until the test and its fixtures may begin: those that need root go side by side, but for those `alone`."""
-    if not item.get_closest_marker("root"):
-        with failing_at_last():
-            return (yield)
-    with open(__file__) as turn, open(INTEGRATION / "conftest.py") as room:  # any files that all workers have
-        fcntl.flock(turn, fcntl.LOCK_EX)  # who waits to be alone lets nobody pass
-        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
-        fcntl.flock(turn, fcntl.LOCK_UN)
-        with failing_at_last():
-            return (yield)
+    with contextlib.ExitStack() as until_it_has_run:
+        if item.get_closest_marker("root"):
+            turn = until_it_has_run.enter_context(open(__file__))
+            room = until_it_has_run.enter_context(open(INTEGRATION / "conftest.py"))  # any files that all have
+            fcntl.flock(turn, fcntl.LOCK_EX)  # who waits to be alone lets nobody pass
+            fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+            fcntl.flock(turn, fcntl.LOCK_UN)
+        until_it_has_run.enter_context(failing_at_last())
+        return (yield)
 
 
 @contextlib.contextmanager

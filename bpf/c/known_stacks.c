@@ -199,7 +199,6 @@ static __always_inline int keep(struct scratch *scratch, struct known_stack *kno
     known->sp = sp;
     known->bp = start->bp & -is_set(scratch->uses_bp);
     known->state = (scratch->first_state + layout->thread_frame) & -(has_python & ~is_set(layout->thread_cframe));
-    __builtin_memset(scratch->held, 255, sizeof(scratch->held));
     known->hash = hash_of(scratch, memory, known);
     return known->hash != 0;
 }

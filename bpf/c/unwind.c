@@ -90,8 +90,8 @@ struct scratch {
     u64 bp_from;         /* where bp was read; 0: it is still that of the start */
     u64 is_odd;          /* the walk has read more than return addresses and frame pointers */
     u64 uses_bp;         /* the walk has used the frame pointer of the start */
-    u64 may_be_known;    /* the stack may be one of `known_stacks` */
     u64 start_hash;      /* hashes[0] at the start */
+    u64 may_be_known;    /* the stack may be one of `known_stacks` */
     u64 last_known;      /* of these, the number of the last one + 1; 0 for none */
     u64 expected;        /* and of the one that followed it the last time */
     u64 kept;            /* how many stacks were kept lately, and not met since */
