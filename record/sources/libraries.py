@@ -73,7 +73,9 @@ class MappedLibraries(Source):
         self._add_outcomes(self._installed)
         self._add_outcomes(self._probes.libraries.running())
         for pid in processes.running_pids():
-            if b"python" in maps_of(pid):
+            if self._scope is not None and pid in self._scope.running:
+                self._stacks.prepare(pid)
+            elif b"python" in maps_of(pid):
                 self._stacks.look_for_python(pid)
         self._ready_ns = time.monotonic_ns()
 

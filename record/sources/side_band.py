@@ -6,11 +6,14 @@ import select
 import time
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.probes.libraries import NAMES
 from iaprof.bpf.processes import snapshot
 from iaprof.bpf.sideband import SideBandBuffers
-from iaprof.formats.wire.sideband import mapped_paths, possible_exits
+from iaprof.formats.wire.sideband import mapped_paths, possible_exits, possible_mappings
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope
@@ -24,6 +27,7 @@ from iaprof.record.spool import FrameKind
 REST_NS = 10_000_000  # between two reads
 TURN_NS = 10_000_000  # of writing what runs, before the other sources' turns
 PYTHON = b"python"  # in the names of interpreters: programs and libraries
+LARGE_BYTES = 4 << 20  # of executable memory of a file, whose call frame information takes long to read from a disk
 
 
 class SideBand(Source):
@@ -78,11 +82,18 @@ class SideBand(Source):
             if PYTHON in data:
                 for pid in {pid for _, pid, path in mapped_paths(data) if PYTHON in path.rpartition(b"/")[2]}:
                     self._stacks.look_for_python(pid)
+            self._prepare(possible_mappings(data, LARGE_BYTES))
         if self._followed is not None and records:
             self._followed.follow(records)
         for data in records:
             for pid, time_ns in zip(*(column.tolist() for column in possible_exits(data)), strict=True):
                 self._launches.ended(pid, time_ns)
+
+    def _prepare(self, pids: NDArray[np.uint32]) -> None:
+        """Has the learner open the files of processes, so that their first launches do not wait for the disk."""
+        for pid in np.unique(pids).tolist():
+            if self._followed is None or pid not in self._followed.others:
+                self._stacks.prepare(pid)
 
     def _read_and_rest(self) -> None:
         """Reads, then rests: on a busy machine, which maps and forks all the time, every record would wake us."""

@@ -166,6 +166,7 @@ class Learner:
         # Processes that may have an interpreter, and whether they will launch.
         self._to_search: OrderedDict[int, bool] = OrderedDict()
         self._to_open: OrderedDict[int, None] = OrderedDict()  # images of processes that will launch
+        self._to_read: OrderedDict[int, None] = OrderedDict()  # of these, more of which is to be read ahead
         self._search_budget = Budget(SEARCH_SHARE, SEARCH_MOST_S)
         self._incomplete: OrderedDict[int, UnfinishedStack] = OrderedDict()  # by id
         # Launches' stacks from which rules are to be learnt, all others, and those of CPU samples.
@@ -204,7 +205,7 @@ class Learner:
         if self.has_work:
             return 0.0
         waits_s = [self._samples_wait_s] if self._samples else []
-        waits_s += [self._search_budget.wait_s] if self._to_search or self._to_open else []
+        waits_s += [self._search_budget.wait_s] if self._to_search or self._to_open or self._to_read else []
         waits_s += [STALE_S] if self._incomplete else []
         waits_s += [FORGET_FAILURES_S] if self._refused else []
         waits_s += [SAMPLES_POLL_S] if self._has_samples else []
@@ -233,7 +234,7 @@ class Learner:
     @property
     def _may_search(self) -> bool:
         """Whether a process is to be searched for an interpreter now."""
-        waits = self._to_search or self._to_open
+        waits = self._to_search or self._to_open or self._to_read
         return bool(waits) and not self.is_ending and not self._search_budget.wait_s
 
     def has_finished(self, until: float) -> bool:
@@ -451,9 +452,15 @@ class Learner:
             if will_launch and not self._has_failed(pid, _account_of(pid)):
                 self._to_open |= dict.fromkeys(each.image for each in mappings if each.image >= 0)
             return
-        image, _ = self._to_open.popitem(last=False)
         with contextlib.suppress(IaprofError):  # a stack that needs it fails, and is counted
-            self._finishing.prepare(image)
+            if self._to_open:
+                image, _ = self._to_open.popitem(last=False)
+                if self._finishing.prepare(image):
+                    self._to_read[image] = None
+                return
+            image, _ = self._to_read.popitem(last=False)
+            if self._finishing.read_ahead(image):
+                self._to_read[image] = None
 
     def _search_process(self, pid: int, mappings: tuple[Mapping, ...]) -> None:
         account, failures = _account_of(pid), self._interpreters.failures

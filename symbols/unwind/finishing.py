@@ -289,24 +289,43 @@ class Finishing(Closing):
         self._sandbox.close()
         self._given.clear()
 
-    def prepare(self, image: int) -> None:
+    def prepare(self, image: int) -> bool:
         """Opens an image for the child, unless it has it, so that the first stack that needs it does not wait.
+
+        Returns:
+            Whether to read more of it ahead.
 
         Raises:
             SandboxError: the child died or took too long.
         """
-        if image not in self._given and len(self._given) < MOST_IMAGES:
-            self._give_image(image)
+        if image in self._given or len(self._given) >= MOST_IMAGES:
+            return False
+        return self._give_image(image)
 
-    def _give_image(self, number: int) -> None:
-        """Opens an image and passes it to the child. A child that has MOST_IMAGES is replaced first."""
+    def read_ahead(self, image: int) -> bool:
+        """Has the child read a piece of an image's call frame information, which may be on a slow disk.
+
+        Returns:
+            Whether to read more of it ahead.
+
+        Raises:
+            SandboxError: the child died or took too long.
+        """
+        return self._sandbox.call("ahead", {"image": image}, seconds=self._patience_s) is True
+
+    def _give_image(self, number: int) -> bool:
+        """Opens an image and passes it to the child; returns whether to read more of it ahead.
+
+        A child that has MOST_IMAGES is replaced first.
+        """
         if len(self._given) == MOST_IMAGES:
             self._renew()
         self._given.add(number)
         file = self._open_image(number)
         try:
             parameters = {"image": number, "is_open": file is not None}
-            self._sandbox.call("image", parameters, fds=[] if file is None else [file], seconds=self._patience_s)
+            fds = [] if file is None else [file]
+            return self._sandbox.call("image", parameters, fds=fds, seconds=self._patience_s) is True
         finally:
             if file is not None:
                 os.close(file)

@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define MOST_INSTRUCTIONS (1 << 16) /* of one look-up; the longest real functions need a few thousand */
 #define MOST_REMEMBERED 64          /* states at once; compilers remember one or two */
@@ -23,6 +24,8 @@
 #define MOST_DWARF_REGISTERS 144
 #define LONGEST_BLOCK (1 << 12) /* bytes; real expressions have fewer than 100 */
 #define ENTRY_BYTES 128         /* from the entry point on, that count as code without a caller */
+#define AHEAD_BYTES (1 << 19)
+#define MOST_AHEAD (64 << 20)   /* libtorch_cpu.so has 21 MiB */
 #define PAGE 4096ULL
 #define CACHED_ROWS_LOG 13
 
@@ -285,6 +288,21 @@ damaged:
     free(image->segments);
     free(image);
     return NULL;
+}
+
+bool image_read_ahead(struct image *image) {
+    u64 first = image->table && image->table < image->eh_frame.offset ? image->table : image->eh_frame.offset;
+    u64 end = image->eh_frame.offset + image->eh_frame.size, at = image->read_ahead ? image->read_ahead : first;
+    if (end - first > MOST_AHEAD) /* the table is elsewhere */
+        return false;
+    if (image->read_ahead)
+        (void)*(const volatile u8 *)(image->data + at - 1);
+    u64 bytes = end - at < AHEAD_BYTES ? end - at : AHEAD_BYTES;
+    uintptr_t page = (uintptr_t)(image->data + at) & -PAGE;
+    if (bytes)
+        madvise((void *)page, (uintptr_t)(image->data + at + bytes) - page, MADV_WILLNEED);
+    image->read_ahead = at + bytes;
+    return bytes && end - first > AHEAD_BYTES;
 }
 
 /* Reads the common information entry at an offset; false if it is damaged. */

@@ -103,6 +103,7 @@ struct image {
     u64 *starts; /* of functions, sorted, by symbols and calls: see function_start() */
     u32 start_count;
     u64 beginning, beginning_size; /* a function in which stacks begin; see image_begins_stack() */
+    u64 read_ahead; /* the offset up to which the CFI was read ahead; 0 for none */
     struct cie cies[CACHED_CIES];
 };
 
@@ -116,6 +117,10 @@ extern u32 frames_work;
 
 /* Reads the headers of an image; NULL if it is none for x86-64, or damaged. `data` stays the caller's, and has to stay. */
 struct image *image_open(const u8 *data, u64 size);
+
+/* Waits until the last piece of the CFI that was read ahead is in memory, and has the kernel read the next one; false if none is to
+ * be waited for. Walks read CFI here and there: while it is on a disk only, all launches wait for each of some hundred places. */
+bool image_read_ahead(struct image *image);
 
 /* Returns the address of a file offset, or of one in the same page; false if it is not loaded. */
 bool image_address(const struct image *image, u64 offset, u64 *address);

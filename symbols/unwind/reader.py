@@ -39,6 +39,8 @@ class WalkLibrary:
         library = ctypes.CDLL(str(LIBRARY))
         number, address = ctypes.c_uint64, ctypes.c_void_p
         self._add_image, self._set_space, self._run = library.walk_add_image, library.walk_set_space, library.walk_run
+        self._read_ahead = library.walk_read_ahead
+        self._read_ahead.argtypes = [number]
         self._add_image.argtypes = [number, ctypes.c_int]
         self._set_space.argtypes = [number, address, number]
         self._run.argtypes = [address, number, ctypes.POINTER(number), address, number]
@@ -53,6 +55,10 @@ class WalkLibrary:
         """
         if self._add_image(number, _NO_FILE if file is None else file) < 0:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    def read_ahead(self, number: int) -> bool:
+        """Reads a piece of an image's call frame information ahead; returns whether to call it again."""
+        return bool(self._read_ahead(number))
 
     def set_space(self, number: int, mappings: bytearray, count: int) -> None:
         """Takes the mappings of a process: `count` times struct mapping of walk.c.
@@ -91,7 +97,13 @@ def operations(_stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations of this child, by name."""
     take_in_advance(_KEPT_BYTES)
     server = _Server()
-    return {"image": server.image, "space": server.space, "finish": server.finish, "interpreter": server.interpreter}
+    return {
+        "image": server.image,
+        "ahead": server.ahead,
+        "space": server.space,
+        "finish": server.finish,
+        "interpreter": server.interpreter,
+    }
 
 
 class _Server:
@@ -100,7 +112,7 @@ class _Server:
         self._images: dict[int, mmap.mmap | None] = {}
 
     def image(self, parameters: dict[str, Any], _data: bytearray, files: list[int]) -> object:
-        """Takes an image as an open file; without one, the image cannot be read.
+        """Takes an image as an open file; without one, the image cannot be read. Returns what `ahead` does.
 
         Raises:
             OSError: this process may open no more files, or has no memory to map them: another one may.
@@ -113,7 +125,11 @@ class _Server:
             self._images[number] = mmap.mmap(files[0], 0, mmap.MAP_PRIVATE, mmap.PROT_READ) if files else None
         except ValueError:  # it is empty
             self._images[number] = None
-        return None
+        return self._library.read_ahead(number)
+
+    def ahead(self, parameters: dict[str, Any], _data: bytearray, _files: list[int]) -> object:
+        """Reads a piece of an image's call frame information ahead; returns whether to call it again."""
+        return self._library.read_ahead(int(parameters["image"]))
 
     def space(self, parameters: dict[str, Any], data: bytearray, _files: list[int]) -> object:
         """Takes the mappings of a process."""

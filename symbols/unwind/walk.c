@@ -147,6 +147,11 @@ EXPORTED int walk_add_image(u64 number, int file) {
     return images[number].image ? 0 : 1;
 }
 
+/* See image_read_ahead(). */
+EXPORTED int walk_read_ahead(u64 number) {
+    return number < MOST_IMAGES && images[number].image && image_read_ahead(images[number].image);
+}
+
 EXPORTED int walk_set_space(u64 number, const struct mapping *mappings, u64 count) {
     struct space *space = &spaces[0];
     for (u32 i = 0; i < MOST_SPACES; i++) {

@@ -19,6 +19,8 @@ from iaprof.formats.wire.sideband import (
     comm_record,
     decode,
     mapped_paths,
+    mapping_record,
+    possible_mappings,
     process_events,
     process_records,
     running_record,
@@ -58,7 +60,18 @@ def test_any_bytes_are_read_or_refused(data: bytes, where: int, change: bytes) -
             assert "of its bytes are not records" in str(error)
         # then what was accepted can be read
         list(process_events(damaged)), list(mapped_paths(damaged)), process_records(damaged, {2})
+        possible_mappings(damaged, 1)
         assert len(band.processes.time) == len(band.processes.event)
+
+
+def test_large_mappings_are_found() -> None:
+    sizes = {7: 4096, 8: 1 << 22, 9: (1 << 22) - 4096, 10: 1 << 33}
+    data = b"".join(
+        comm_record(1, pid, b"x") + mapping_record(2, pid, 1 << 46, size, 0, b"/lib/x.so", b"", (1, 2, 3))
+        for pid, size in sizes.items()
+    )
+    assert possible_mappings(data, 1 << 22).tolist() == [8, 10]
+    assert possible_mappings(data[: -len(data) // 4 - 80], 1 << 22).tolist() == [8]
 
 
 def captured(folder: Path, *frames: tuple[int, int, bytes], depth: int = 127) -> CaptureReader:

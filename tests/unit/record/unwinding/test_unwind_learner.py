@@ -478,6 +478,38 @@ def test_interpreters_are_looked_for_when_no_launch_waits_and_only_so_long(teste
     assert tested.learner.poll_timeout_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
 
 
+def test_files_are_read_ahead_piece_by_piece_when_no_stack_waits(
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a process with three images, of which one was opened before
+    mapped = tuple(Mapping(start, start + 10, 0, image) for image, start in enumerate((100, 200, 300)))
+    grown(monkeypatch, mapped)
+    left, done = {0: 2, 2: 1}, list[tuple[str, int]]()
+
+    def prepare(image: int) -> bool:
+        done.append(("open", image))
+        return image in left
+
+    def read_ahead(image: int) -> bool:
+        done.append(("read", image))
+        left[image] -= 1
+        return left[image] > 0
+
+    monkeypatch.setattr(tested.finishing, "prepare", prepare, raising=False)
+    monkeypatch.setattr(tested.finishing, "read_ahead", read_ahead, raising=False)
+    # when
+    tested.learner.prepare(100, will_launch=True)
+    while tested.learner.has_work:
+        before = len(done)
+        tested.learner.step()
+        if len(done) == before + 1 == 4:  # a stack comes
+            tested.learner.take(copied(1, 100))
+            assert list(map(_read, tested.learner.step())) == whole([1])
+            assert len(done) == 4
+    # then
+    assert done == [*(("open", image) for image in range(3)), ("read", 0), ("read", 2), ("read", 0)]
+
+
 def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tested: LearnerUnderTest) -> None:
     # given
     tested.finishing.answer = IaprofError("the child died")
