@@ -159,13 +159,18 @@ static __always_inline u64 control_block(void) {
     return read_user(&first, 8, (void *)block) ? 0 : if_equal(first, block, block);
 }
 
-/* Returns how many pages there are from one of a stack up to the one where it starts: below the thread's control block, or where
- * the kernel has put the first thread's. Memory above that is not the stack's. ~0 if both are below, or too far above. */
-static __always_inline u64 pages_of_stack(u64 from, u64 block) {
+/* Returns where the kernel has put the first thread's stack; 0 if that is unknown. */
+static __always_inline u64 first_stack(void) {
     if (FRAME_POINTERS_ONLY) /* the offsets are unknown, and nothing is copied */
-        return ~0ULL;
+        return 0;
     u8 *mm = *(u8 **)((u8 *)this_task() + TASK_MM);
-    u64 start = mm ? *(u64 *)(mm + MM_START_STACK) : 0, most = LARGEST_STACK / PAGE;
+    return mm ? *(u64 *)(mm + MM_START_STACK) : 0;
+}
+
+/* Returns how many pages there are from one of a stack up to the one where it starts: below the thread's control block, or at
+ * `start`, the first thread's. Memory above that is not the stack's. ~0 if both are below, or too far above. */
+static __always_inline u64 pages_of_stack(u64 from, u64 block, u64 start) {
+    u64 most = LARGEST_STACK / PAGE;
     u64 to_block = ((block & -(u64)PAGE) - from) / PAGE, to_start = ((start & -(u64)PAGE) - from) / PAGE;
     return hidden(to_block) < most ? to_block + 1 : hidden(to_start) < most ? to_start + 1 : ~0ULL;
 }
@@ -184,7 +189,7 @@ static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wa
     u64 begin = scratch->copied.start.sp, end = scratch->sp;
     u64 interrupted = interrupted_stack(scratch);
     u64 from = (end - begin < pages * PAGE / 2 ? begin : end) & -(u64)PAGE; /* from the walk's end if that is far above */
-    u64 block = control_block(), all = pages_of_stack(from, block);
+    u64 block = control_block(), start = first_stack(), all = pages_of_stack(from, block, start);
     u64 outermost = is_set(interrupted) | (hidden(all) <= pages) | (all == ~0ULL) ? 0 : pages / 4;
     scratch->pair[0] = from;
     scratch->pair[1] = choose(is_set(outermost), from + (all - outermost) * PAGE, interrupted & -(u64)PAGE);
@@ -193,7 +198,7 @@ static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wa
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < 2; i++) {
         from = scratch->pair[i & 1];
-        all = pages_of_stack(from, block);
+        all = pages_of_stack(from, block, start);
         if (hidden(from) && send_pages(scratch, from, hidden(all) < most ? all : most))
             return -1;
         most = pages;

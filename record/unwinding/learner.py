@@ -79,8 +79,8 @@ class Budget:
 MOST_WAITING = 8192  # copies of launches' stacks in a queue, and pages of those in all before no more are read
 MOST_INCOMPLETE = 1024  # copies of which records are missing; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
-SAMPLES_WAIT_S = 0.1  # for further ones of CPU samples, as each message to the child takes longer than a stack
-SAMPLES_POLL_S = 0.1  # BPF does not wake the learner for each of their copies
+SAMPLES_WAIT_S = 0.25  # for further ones of CPU samples, as each message to the child takes longer than a stack
+SAMPLES_POLL_S = 0.25  # BPF wakes the learner for one of 16 of their copies
 MOST_READ = 8 * (COPY_PAGES + 1)  # COPY records that are read at once: of at least 8 copies, 4 of CPU samples
 KEPT_BYTES = 16 << 20  # of memory, for copies
 MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
