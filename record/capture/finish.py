@@ -91,7 +91,7 @@ from iaprof.symbols.python.layout import Layout
 if TYPE_CHECKING:
     from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
     from iaprof.symbols.symbolizers.binaries import Binaries
-ROWS_PER_GROUP = 1 << 18
+ROWS_PER_GROUP = 1 << 16
 STACK_BYTES_PER_GROUP = 8 << 20
 DESCRIBED_PER_GROUP = 1 << 12  # an array of one row takes kilobytes
 LISTS = ("streams", "libraries", "paused", "scope", "thinned", "command_pid")  # of the header: they grow

@@ -254,7 +254,7 @@ def cpu_sample_rows(
     return make_rows("cpu_sample", {**arrays, "left_out": _LEFT_OUT.take(pa.array(whose))})
 
 
-_RECORDS_PER_GROUP = 1 << 20
+_RECORD_BYTES_PER_GROUP = 16 << 20  # a million records of Xe2; writing a group takes several times as much memory
 _READS_PER_GROUP = 1 << 18
 
 
@@ -265,6 +265,7 @@ class StallRows:
         """Begins without reads."""
         self.kind, self._columns, self._required = sample_rows.kind, sample_rows.columns, sample_rows.required
         self._reads: list[Frame] = []
+        self._bytes = 0
         self.records = 0
 
     @property
@@ -275,7 +276,7 @@ class StallRows:
     @property
     def is_full(self) -> bool:
         """Whether the reads fill a row group."""
-        return self.records >= _RECORDS_PER_GROUP or len(self._reads) >= _READS_PER_GROUP
+        return self._bytes >= _RECORD_BYTES_PER_GROUP or len(self._reads) >= _READS_PER_GROUP
 
     def add(self, read: Frame) -> None:
         """Adds a read: its payload is columns of words, uint64[shape, records].
@@ -286,6 +287,7 @@ class StallRows:
         if not self._required <= read.shape <= len(self._columns) or len(read.payload) % (8 * read.shape):
             raise ValueError("its length is not that of records")
         self._reads.append(read)
+        self._bytes += len(read.payload)
         self.records += len(read.payload) // (8 * read.shape)
 
     def rows(self) -> pa.StructArray:
@@ -385,8 +387,9 @@ class CodeObjectRows:
         return self._bytes >= _BYTES_PER_GROUP // 2
 
     def is_full_with(self, more: int) -> bool:
-        """Whether they and so many bytes would fill one; never without rows."""
-        return self._bytes > 0 and self._bytes + more >= _BYTES_PER_GROUP
+        """Whether they and so many bytes would fill one, or would have to be copied into one; never without rows."""
+        is_large = more >= _BYTES_PER_GROUP // 2
+        return bool(self._rows) and (is_large or self._bytes + more >= _BYTES_PER_GROUP)
 
     def add_elf(self, frame: Frame) -> None:
         """Adds a debug ELF; raises ValueError, KeyError, TypeError or OverflowError if the frame is damaged."""

@@ -165,8 +165,9 @@ class Learner:
         self._messages: list[bytes] = []  # about interpreters
         # Processes that may have an interpreter, and whether they will launch.
         self._to_search: OrderedDict[int, bool] = OrderedDict()
-        self._to_open: OrderedDict[int, None] = OrderedDict()  # images of processes that will launch
-        self._to_read: OrderedDict[int, None] = OrderedDict()  # of these, more of which is to be read ahead
+        # Images of processes that will launch, and those of which more is to be read ahead, each with its process.
+        self._to_open: OrderedDict[int, int] = OrderedDict()
+        self._to_read: OrderedDict[int, int] = OrderedDict()
         self._search_budget = Budget(SEARCH_SHARE, SEARCH_MOST_S)
         self._incomplete: OrderedDict[int, UnfinishedStack] = OrderedDict()  # by id
         # Launches' stacks from which rules are to be learnt, all others, and those of CPU samples.
@@ -450,17 +451,22 @@ class Learner:
             mappings = executable(pid, self._images)
             self._search_process(pid, mappings)
             if will_launch and not self._has_failed(pid, _account_of(pid)):
-                self._to_open |= dict.fromkeys(each.image for each in mappings if each.image >= 0)
+                self._to_open |= dict.fromkeys((each.image for each in mappings if each.image >= 0), pid)
             return
-        with contextlib.suppress(IaprofError):  # a stack that needs it fails, and is counted
-            if self._to_open:
-                image, _ = self._to_open.popitem(last=False)
-                if self._finishing.prepare(image):
-                    self._to_read[image] = None
-                return
-            image, _ = self._to_read.popitem(last=False)
-            if self._finishing.read_ahead(image):
-                self._to_read[image] = None
+        queue, prepare = self._to_open, self._finishing.prepare
+        if not queue:
+            queue, prepare = self._to_read, self._finishing.read_ahead
+        image, pid = queue.popitem(last=False)
+        account = _account_of(pid)
+        if self._has_failed(pid, account):
+            return
+        try:
+            if prepare(image):
+                self._to_read[image] = pid
+        except ImageGone:
+            pass
+        except IaprofError:  # perhaps it is slow on purpose: all others wait meanwhile
+            self._add_failures(pid, account)
 
     def _search_process(self, pid: int, mappings: tuple[Mapping, ...]) -> None:
         account, failures = _account_of(pid), self._interpreters.failures

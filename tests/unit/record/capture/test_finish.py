@@ -20,7 +20,7 @@ import pytest
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.capture.schema import FORMAT, KINDS
+from iaprof.formats.capture.schema import FORMAT, KINDS, SAMPLE_KINDS
 from iaprof.formats.capture.writer import RowWriter
 from iaprof.formats.wire.launches import CODE, LAUNCH, MOST_MORE, stack_dtype
 from iaprof.formats.wire.sideband import comm_record
@@ -80,16 +80,31 @@ def test_junk_in_every_member(tmp_path: Path, junk: Any) -> None:
 
 
 def test_large_code_objects_have_row_groups_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given code objects, of which the last two fit into one row group
+    # given code objects, of which the last two share a row group
     monkeypatch.setattr("iaprof.record.capture.rows._BYTES_PER_GROUP", 1000)
-    abouts = [as_json(KERNEL | {"digest": f"{number:02x}"}) for number in range(5)]
-    sizes = (600, 600, 2000, 200, 200)
+    sizes = (600, 600, 100, 600, 2000, 200, 200)
+    abouts = [as_json(KERNEL | {"digest": f"{number:02x}"}) for number in range(len(sizes))]
     frames = [(FrameKind.KERNEL, about + bytes(size), len(about)) for about, size in zip(abouts, sizes, strict=True)]
     # when
     reader = captured(tmp_path, (FrameKind.HEADER, as_json({"streams": []}), 0), *frames)
     # then finishing has no more of them in memory than the largest, or than a row group has
     rows = [[len(elf) for elf in group["elf"].to_pylist()] for group in reader.tables("kernel")]
-    assert rows == [[600], [600], [2000], [200, 200]]
+    assert rows == [[600], [600], [100], [600], [2000], [200, 200]]
+
+
+def test_a_row_group_of_samples_has_so_many_bytes_whatever_a_record_has(tmp_path: Path) -> None:
+    # given reads of records of 2 and of 11 words
+    records = {"xe2": 2, "pc-samples": 11}
+    groups = {}
+    for layout, words in records.items():
+        (tmp_path / layout).mkdir()
+        header = as_json({"streams": [{"layout": layout}]})
+        reads = [(FrameKind.STALLS, bytes(8 * words << 16), words)] * 40
+        reader = captured(tmp_path / layout, (FrameKind.HEADER, header, 0), *reads)
+        (kind,) = (name for name in SAMPLE_KINDS if len(reader.table(name)))
+        groups[layout] = [len(group) << 16 for group in reader.tables(kind, ("time_ns",))]
+    # then
+    assert groups == {"xe2": [1 << 20, 1 << 20, 1 << 19], "pc-samples": [3 << 16] * 13 + [1 << 16]}
 
 
 def spool_with_launches(folder: Path, frames: int = 1) -> SpoolReader:

@@ -510,6 +510,29 @@ def test_files_are_read_ahead_piece_by_piece_when_no_stack_waits(
     assert done == [*(("open", image) for image in range(3)), ("read", 0), ("read", 2), ("read", 0)]
 
 
+def test_a_process_whose_files_take_too_long_has_no_more_of_them_read(
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def prepare(image: int) -> bool:
+        asked.append(image)
+        raise IaprofError("it is slow")
+
+    monkeypatch.setattr(tested.finishing, "prepare", prepare, raising=False)
+    grown(monkeypatch, tuple(Mapping(start, start + 10, 0, start) for start in range(100, 200, 10)))
+    tested.learner.prepare(100, will_launch=True)
+    while tested.learner.has_work:
+        tested.learner.step()
+    assert asked == [*range(100, 200, 10)][:MOST_FAILURES]
+    # and it is not asked again, but another process is
+    tested.learner.prepare(100, will_launch=True)
+    tested.learner.prepare(200, will_launch=True)
+    while tested.learner.has_work:
+        tested.learner.step()
+    assert len(asked) == 2 * MOST_FAILURES
+
+
 def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tested: LearnerUnderTest) -> None:
     # given
     tested.finishing.answer = IaprofError("the child died")
