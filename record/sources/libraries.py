@@ -72,8 +72,9 @@ class MappedLibraries(Source):
         self._tell_calibrated()
         self._add_outcomes(self._installed)
         self._add_outcomes(self._probes.libraries.running())
+        chosen = set(self._scope.running if self._scope is not None else ())
         for pid in processes.running_pids():
-            if self._scope is not None and pid in self._scope.running:
+            if pid in chosen:
                 self._stacks.prepare(pid)
             elif b"python" in maps_of(pid):
                 self._stacks.look_for_python(pid)

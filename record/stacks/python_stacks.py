@@ -7,17 +7,18 @@ in that function's frame on the C stack, which tells the loops apart.
 from __future__ import annotations
 
 import bisect
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+from isal import isal_zlib
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.distinct import numbered
+from iaprof.formats.distinct import distinct_rows, numbered
 from iaprof.formats.header.stack_counts import NO_CODE, NOUNS, NOWHERE, Completeness, PythonCounts
 from iaprof.formats.wire.launches import MAX_DEPTH, MAX_PYTHON, PYTHON_STACK, PythonState
 from iaprof.record.stacks.walks import StackIds
@@ -100,7 +101,7 @@ class PythonStacks:
         records["cfas"][np.arange(MAX_DEPTH) >= records["depth"][:, None]] = 0  # BPF sends what was there before
         records["frames"][np.arange(MAX_PYTHON) >= records["count"][:, None]] = 0
         for record in records:
-            id_, compressed = int(record["id"]), zlib.compress(record.tobytes(), 1)
+            id_, compressed = int(record["id"]), isal_zlib.compress(record.tobytes(), 1)
             if record["state"] == PythonState.NONE:
                 self._finished[id_] = compressed
             else:
@@ -126,15 +127,25 @@ class PythonStacks:
     def content_hashes(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Returns hashes of stacks' Python frames, by the ids in the records: uint64[n], 0 without frames."""
         hashes = np.zeros(len(ids), np.uint64)
-        for index, id_ in enumerate(ids.tolist()):
-            if id_ in self._walked:
-                walked = _record(self._walked[id_])
-                pid, time, frames = int(walked["pid"]), int(walked["time"]), _frames_of(walked)
-                frames = frames[frames["code"] > 0]  # ends of loops differ by thread
-                codes = (self._code(pid, code, time) for code in frames["code"].tolist())
-                numbers = np.array([code.number if code else NO_CODE for code in codes], np.uint64)
-                words = np.stack([frames["code"], frames["instruction"], numbers], axis=1).ravel()
-                hashes[index] = self._ids.hashes(np.array([len(words)]), words, np.zeros(1, np.uint64))[0]
+        rows = np.array([row for row, id_ in enumerate(ids.tolist()) if id_ in self._walked], np.int64)
+        if not len(rows):
+            return hashes
+        pids, times, counts = (
+            np.zeros(len(rows), np.uint32),
+            np.zeros(len(rows), np.uint64),
+            np.zeros(len(rows), np.int64),
+        )
+        parts = []
+        for at, id_ in enumerate(ids[rows].tolist()):  # each is kept compressed
+            walked = _record(self._walked[id_])
+            frames = _frames_of(walked)
+            parts.append(frames[frames["code"] > 0])  # ends of loops differ by thread
+            pids[at], times[at], counts[at] = walked["pid"], walked["time"], len(parts[-1])
+        all_frames = np.concatenate(parts)
+        codes = all_frames["code"]
+        numbers = self._numbers_of(np.repeat(pids, counts), codes, np.repeat(times, counts))
+        words = np.stack([codes, all_frames["instruction"], numbers], axis=1).ravel()
+        hashes[rows] = self._ids.hashes(3 * counts, words, np.zeros(len(rows), np.uint64))
         return hashes
 
     def columns(self, ids: NDArray[np.uint64]) -> tuple[pa.Array, pa.Array]:
@@ -190,6 +201,22 @@ class PythonStacks:
         codes = self._codes.get((pid, address), [])
         at = bisect.bisect_right(codes, time, key=lambda code: code.time)
         return codes[max(at - 1, 0)] if codes else None
+
+    def _numbers_of(
+        self, pids: NDArray[np.uint32], addresses: NDArray[np.uint64], times: NDArray[np.uint64]
+    ) -> NDArray[np.uint64]:
+        """Returns the numbers of the code objects that `_code` returns: uint64[n], NO_CODE for none."""
+        firsts, which = distinct_rows(pids, (addresses >> np.uint64(32)).astype(np.uint32), addresses.astype(np.uint32))
+        order = np.argsort(which, kind="stable")
+        bounds = np.searchsorted(which[order], np.arange(len(firsts) + 1)).tolist()
+        numbers = np.full(len(pids), NO_CODE, np.uint64)
+        places = zip(pids[firsts].tolist(), addresses[firsts].tolist(), pairwise(bounds), strict=True)
+        for pid, address, (start, end) in places:  # one for each code object
+            if known := self._codes.get((pid, address)):
+                begin = np.array([code.time for code in known], np.uint64)
+                at = np.searchsorted(begin, times[order[start:end]], "right")
+                numbers[order[start:end]] = np.array([code.number for code in known], np.uint64)[np.maximum(at - 1, 0)]
+        return numbers
 
     def _read(self, record: np.void) -> None:
         pid, address = int(record["pid"]), int(record["code"])
@@ -256,7 +283,7 @@ def _state(frames: list[dict[str, int]], ended: str | None) -> Completeness:
 
 def _record(compressed: bytes) -> np.void:
     """Returns a PYTHON_STACK that `add` kept."""
-    record: np.void = np.frombuffer(zlib.decompress(compressed), PYTHON_STACK, 1)[0]
+    record: np.void = np.frombuffer(isal_zlib.decompress(compressed), PYTHON_STACK, 1)[0]
     return record
 
 
