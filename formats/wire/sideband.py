@@ -175,15 +175,17 @@ def possible_exits(data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]
     return pids[:, 0], times
 
 
-def possible_mappings(data: bytes, least: int) -> NDArray[np.uint32]:
-    """Pid of each mapping in `data` of at least so many bytes, in order: uint32[n]; see `_tasks`."""
+def possible_mappings(data: bytes, least: int) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """Pid and file of each mapping in `data` of at least so many bytes: uint32[n], uint64[n, 3]; see `_tasks`.
+
+    A file is a build-id, or device, inode and generation.
+    """
     words = np.frombuffer(data, "<u8", len(data) // 8)
     at = np.flatnonzero(words & np.uint64(0xFFFFFFFF) == np.uint64(MMAP2))
     at = at[at + (_HEADER.size + _MMAP2.size) // 8 <= len(words)]
     lengths = words[at + 3]
     at = at[(lengths >= np.uint64(least)) & (lengths < np.uint64(1 << 47)) & (lengths % np.uint64(4096) == 0)]
-    pids: NDArray[np.uint32] = words[at + 1].view("<u4")[::2]
-    return pids
+    return words[at + 1].view("<u4")[::2], words[at[:, None] + np.arange(5, 8)]
 
 
 def _tasks(data: bytes, kind: int) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:

@@ -28,6 +28,7 @@ REST_NS = 10_000_000  # between two reads
 TURN_NS = 10_000_000  # of writing what runs, before the other sources' turns
 PYTHON = b"python"  # in the names of interpreters: programs and libraries
 LARGE_BYTES = 4 << 20  # of executable memory of a file, whose call frame information takes long to read from a disk
+MOST_LARGE = 1 << 12  # of these files, that are remembered
 
 
 class SideBand(Source):
@@ -56,6 +57,7 @@ class SideBand(Source):
             ) from error
         self._new_cpus = NewCpus(self._buffers, "side-band", "mappings, names, forks and exits there")
         self._launches, self._libraries, self._stacks, self._followed = launches, libraries, stacks, followed
+        self._large: set[bytes] = set()  # files of which a process has mapped LARGE_BYTES
         self._has_finished = False
         # The side-band has whatever is mapped from now on.
         self._running = b"".join(snapshot(time.monotonic_ns()))
@@ -82,18 +84,21 @@ class SideBand(Source):
             if PYTHON in data:
                 for pid in {pid for _, pid, path in mapped_paths(data) if PYTHON in path.rpartition(b"/")[2]}:
                     self._stacks.look_for_python(pid)
-            self._prepare(possible_mappings(data, LARGE_BYTES))
+            self._prepare(*possible_mappings(data, LARGE_BYTES))
         if self._followed is not None and records:
             self._followed.follow(records)
         for data in records:
             for pid, time_ns in zip(*(column.tolist() for column in possible_exits(data)), strict=True):
                 self._launches.ended(pid, time_ns)
 
-    def _prepare(self, pids: NDArray[np.uint32]) -> None:
-        """Has the learner open the files of processes, so that their first launches do not wait for the disk."""
-        for pid in np.unique(pids).tolist():
-            if self._followed is None or pid not in self._followed.others:
+    def _prepare(self, pids: NDArray[np.uint32], files: NDArray[np.uint64]) -> None:
+        """Has the learner open the files of processes that map new ones: else first launches may wait for the disk."""
+        for pid, file in zip(pids.tolist(), map(bytes, files), strict=True):
+            if file not in self._large and (self._followed is None or pid not in self._followed.others):
+                self._large.add(file)
                 self._stacks.prepare(pid)
+        if len(self._large) > MOST_LARGE:
+            self._large.clear()
 
     def _read_and_rest(self) -> None:
         """Reads, then rests: on a busy machine, which maps and forks all the time, every record would wake us."""

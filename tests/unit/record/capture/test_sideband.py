@@ -67,11 +67,13 @@ def test_any_bytes_are_read_or_refused(data: bytes, where: int, change: bytes) -
 def test_large_mappings_are_found() -> None:
     sizes = {7: 4096, 8: 1 << 22, 9: (1 << 22) - 4096, 10: 1 << 33}
     data = b"".join(
-        comm_record(1, pid, b"x") + mapping_record(2, pid, 1 << 46, size, 0, b"/lib/x.so", b"", (1, 2, 3))
+        comm_record(1, pid, b"x") + mapping_record(2, pid, 1 << 46, size, 0, b"/lib/x.so", b"", (1, 2, pid))
         for pid, size in sizes.items()
     )
-    assert possible_mappings(data, 1 << 22).tolist() == [8, 10]
-    assert possible_mappings(data[: -len(data) // 4 - 80], 1 << 22).tolist() == [8]
+    pids, files = possible_mappings(data, 1 << 22)
+    assert pids.tolist() == [8, 10]
+    assert files.tolist() == [[1 | 2 << 32, 8, 0], [1 | 2 << 32, 10, 0]]
+    assert possible_mappings(data[: -len(data) // 4 - 80], 1 << 22)[0].tolist() == [8]
 
 
 def captured(folder: Path, *frames: tuple[int, int, bytes], depth: int = 127) -> CaptureReader:
