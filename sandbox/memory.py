@@ -83,7 +83,7 @@ def limit_memory(bytes_: int) -> None:
     import pyarrow as pa
 
     pa.set_cpu_count(min(pa.cpu_count(), _MOST_THREADS))
-    size, resident = _used()
+    size, resident = used()
     wanted = bytes_ - _CODE_BYTES + max(size - resident, 0)
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
@@ -98,7 +98,7 @@ def lift_limit() -> None:
     _limit = None
 
 
-def _used() -> tuple[int, int]:
+def used() -> tuple[int, int]:
     """Returns the bytes of this process that the kernel counts as data, and its resident anonymous bytes."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     size, resident = (int(fields.get(name, "0 kB").split()[0]) << 10 for name in ("VmData", "RssAnon"))

@@ -206,7 +206,7 @@ class Learner:
         if self.has_work:
             return 0.0
         waits_s = [self._samples_wait_s] if self._samples else []
-        waits_s += [self._search_budget.wait_s] if self._to_search or self._to_open or self._to_read else []
+        waits_s += [self._search_budget.wait_s] if self._has_to_prepare else []
         waits_s += [STALE_S] if self._incomplete else []
         waits_s += [FORGET_FAILURES_S] if self._refused else []
         waits_s += [SAMPLES_POLL_S] if self._has_samples else []
@@ -233,10 +233,14 @@ class Learner:
         return bool(self._refused) and patient_clock() > self._failures_forgotten + FORGET_FAILURES_S
 
     @property
+    def _has_to_prepare(self) -> bool:
+        """Whether anything is left of what `prepare` asked for."""
+        return bool(self._to_search or self._to_open or self._to_read)
+
+    @property
     def _may_search(self) -> bool:
-        """Whether a process is to be searched for an interpreter now."""
-        waits = self._to_search or self._to_open or self._to_read
-        return bool(waits) and not self.is_ending and not self._search_budget.wait_s
+        """Whether a piece of that is to be done now."""
+        return self._has_to_prepare and not self.is_ending and not self._search_budget.wait_s
 
     def has_finished(self, until: float) -> bool:
         """Whether no stack is waiting that came until then, time.monotonic()."""

@@ -48,7 +48,8 @@ class Finished:
 
 def iaprof(*words: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> Finished:
     """Runs the command; in this process, where it only reads a capture, which takes half a second less."""
-    if words[0] in READING and "--live" not in words and env is None and cwd is None and _own_bytes() < MOST_OWN_BYTES:
+    has_room = memory.used()[1] < MOST_OWN_BYTES  # which counts towards the command's limit
+    if words[0] in READING and "--live" not in words and env is None and cwd is None and has_room:
         try:
             return Finished(*in_process.iaprof(*words))
         finally:
@@ -56,12 +57,6 @@ def iaprof(*words: str | Path, env: dict[str, str] | None = None, cwd: Path | No
     command = [*IAPROF, *(str(word) for word in words)]
     done = subprocess.run(command, env=os.environ | (env or {}), cwd=cwd, capture_output=True, text=True, timeout=300)
     return Finished(done.returncode, done.stdout, done.stderr)
-
-
-def _own_bytes() -> int:
-    """The memory of this process that counts towards a command's `--memory-limit` of 2 GB."""
-    (data,) = re.findall(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return int(data) << 10
 
 
 def one_sentence(text: str) -> bool:

@@ -21,6 +21,7 @@ def report(capture: Path, *options: str) -> str:
 
 
 @thorough
+@pytest.mark.alone  # how its processes overlap depends on what else runs
 def test_the_mixed_workload(tmp_path: Path) -> None:
     # given
     capture = tmp_path / "capture"
@@ -47,7 +48,7 @@ def test_the_mixed_workload(tmp_path: Path) -> None:
     quality.write_part(capture, None, with_jobs, quality.jobs_of(ledger))
     judged, _ = quality.judge(with_jobs, stalls, ledger, report)
     assert judged.right_share >= 0.999
-    assert judged.labelled < measured.places.labelled  # how much fewer depends on how the processes overlap
+    assert judged.labelled < 0.9 * measured.places.labelled
     # and in proportion is more than twice as near to who knows as the latest is, in a run that is easy for both, too
     errors = measured.errors
     assert errors["oracle"] < errors["proportional"]
