@@ -390,7 +390,7 @@ class SpoolReader:
             yield now, now, "damaged", self.unknown, "frames of unknown kinds"
 
     def frame_at(self, position: int) -> Frame:
-        """Reads a frame of `frames` again; not to be called while `frames` runs."""
+        """Reads a frame of `frames` again."""
         self._file.seek(position + _CHECK.size)
         kind, source, shape, length, size, time, begin, check = _FRAME.unpack(self._file.read(_FRAME.size))
         payload = self._payload(length, size, check)

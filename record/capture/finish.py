@@ -168,7 +168,7 @@ class _Finishing:
         self._writer = writer
         self._write_symbols = write_symbols
         self._symbol_inputs = SymbolInputs(needed_by(spool))
-        self._python = PythonStacks()
+        self._python = PythonStacks(lambda position: spool.frame_at(position).payload)
         self._python_counts = PythonCounting(self._python)
         self._header: dict[str, Any] = {}
         self._footer: dict[str, Any] = {}
@@ -227,7 +227,7 @@ class _Finishing:
         self._stacks = LaunchStacks(walks, inputs.ends, self._python, follows_frame_pointers)
 
     def _add_python(self, frame: Frame) -> None:
-        self._python.add(np.frombuffer(frame.payload, PYTHON_STACK))
+        self._python.add(np.frombuffer(frame.payload, PYTHON_STACK), frame.position)
 
     def _add_codes(self, frame: Frame) -> None:
         self._python.add_codes(np.frombuffer(frame.payload, CODE))

@@ -176,7 +176,7 @@ def _ends(launches: NDArray[np.void], records: NDArray[np.void], probes: LaunchP
         for kind in ("mapping", "process")
     )
     spaces, ends = AddressSpaces(mappings, processes), StackEnds()
-    stacks = LaunchStacks(Walks(spaces, True), ends, PythonStacks(), probes.follows_frame_pointers)
+    stacks = LaunchStacks(Walks(spaces, True), ends, PythonStacks(lambda _: b""), probes.follows_frame_pointers)
     stacks.rows(records, probes.depth)
     stacks.rows_of_unfinished()
     presumed, late = launches["flags"] & LaunchFlags.PRESUMED > 0, np.zeros(len(launches), bool)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.distinct import numbered
+from iaprof.formats.distinct import distinct_rows, numbered
 from iaprof.formats.header.stack_counts import COUNTED, ProcessEnd, WholeStacks
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.stacks.walks import UNKNOWN, LastFrames
@@ -44,8 +44,8 @@ class _IdCounts:
 
 NO_GUESS = -2
 """Stands for no module: no caller of the stack was guessed."""
-_PLACE = np.dtype([("module", "<i4"), ("address", "<u8"), ("truncated", "?"), ("walked", "u1"), ("guessed_in", "<i4")])
-"""Where and how a stack ends: see LastFrames; and the module in whose code a caller was guessed first."""
+_Place: TypeAlias = tuple[int, int, bool, int, int]
+"""Where and how stacks end: module, address, whether truncated, walked (see LastFrames), and guessed_in."""
 
 
 class StackCounts:
@@ -81,7 +81,7 @@ class _Stacks:
 
     ids: NDArray[np.uint64]  # [n]
     pids: NDArray[np.uint32]  # [n]
-    places: NDArray[np.void]  # _PLACE[n]
+    places: NDArray[np.int32]  # [n]; few for all stacks
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ class StackEnds:
     def __init__(self) -> None:
         self.launches, self.cpu_samples = StackCounts(), StackCounts()
         self._stacks: list[_Stacks] = []
+        self._places: dict[_Place, int] = {}  # numbered
         self._named: dict[tuple[object, ...], Symbolized] = {}
         self._outermost: dict[tuple[object, ...], frozenset[int]] = {}  # addresses in `_named` that are outermost
 
@@ -129,11 +130,12 @@ class StackEnds:
             truncated: bool[n], whether each is as deep as the limit.
             guessed_in: int32[n], the module in whose code a caller was guessed first; NO_GUESS if none was.
         """
-        places = np.empty(len(ids), _PLACE)
+        high, low = (ends.addresses >> np.uint64(32)).astype(np.uint32), ends.addresses.astype(np.uint32)
+        first, which = distinct_rows(ends.modules, high, low, truncated, ends.walked, guessed_in)
         columns = (ends.modules, ends.addresses, truncated, ends.walked, guessed_in)
-        for name, column in zip(_PLACE.names or (), columns, strict=True):
-            places[name] = column
-        self._stacks.append(_Stacks(ids, pids, places))
+        distinct = zip(*(column[first].tolist() for column in columns), strict=True)
+        numbers = [self._places.setdefault(place, len(self._places)) for place in distinct]
+        self._stacks.append(_Stacks(ids, pids, np.array(numbers, np.int32)[which]))
 
     def places(self, modules: list[Module]) -> Iterator[tuple[Module, NDArray[np.uint64]]]:
         """Yields each module in which stacks end, and the distinct addresses of their ends, sorted.
@@ -141,14 +143,12 @@ class StackEnds:
         Args:
             modules: those that LastFrames.modules are indices into.
         """
-        by_module: dict[tuple[object, ...], tuple[Module, list[NDArray[np.uint64]]]] = {}
-        for stacks in self._stacks:
-            numbers, addresses = stacks.places["module"], stacks.places["address"]
-            for number in np.unique(numbers[numbers >= 0]).tolist():
-                module = modules[number]
-                by_module.setdefault(module.identity, (module, []))[1].append(addresses[numbers == number])
-        for module, parts in by_module.values():
-            yield module, np.unique(np.concatenate(parts))
+        by_module: dict[tuple[object, ...], tuple[Module, set[int]]] = {}
+        for number, address, *_ in self._places:
+            if number >= 0:
+                by_module.setdefault(modules[number].identity, (modules[number], set()))[1].add(address)
+        for module, addresses in by_module.values():
+            yield module, np.array(sorted(addresses), np.uint64)
 
     def add_names(self, module: Module, named: Symbolized) -> Symbolized:
         """Keeps the names that were found in a module; returns them."""
@@ -164,23 +164,23 @@ class StackEnds:
         """
         ids = np.concatenate([np.empty(0, np.uint64), *(stacks.ids for stacks in self._stacks)])
         pids = np.concatenate([np.empty(0, np.uint32), *(stacks.pids for stacks in self._stacks)])
-        places = np.concatenate([np.empty(0, _PLACE), *(stacks.places for stacks in self._stacks)])
-        distinct, which = np.unique(places, return_inverse=True)
+        which = np.concatenate([np.empty(0, np.int32), *(stacks.places for stacks in self._stacks)])
         kinds = [
             _EndKind(
                 *self._end_of(modules, number, address, truncated, walked), truncated, _guesser(modules, guessed_in)
             )
-            for number, address, truncated, walked, guessed_in in distinct.tolist()
+            for number, address, truncated, walked, guessed_in in self._places
         ]
         order = np.argsort(ids, kind="stable")
+        ids = ids[order]
         members = {}
         for name, counted in zip(COUNTED, (self.launches, self.cpu_samples), strict=True):
             stack_ids, times = counted.stacks.total()
-            places_in_order = np.searchsorted(ids[order], stack_ids)
+            places_in_order = np.searchsorted(ids, stack_ids)
             is_known = places_in_order < len(ids)
-            is_known[is_known] = ids[order[places_in_order[is_known]]] == stack_ids[is_known]
+            is_known[is_known] = ids[places_in_order[is_known]] == stack_ids[is_known]
             rows, times = order[places_in_order[is_known]], times[is_known]
-            by_place = np.bincount(which[rows], times, len(distinct)).astype(np.int64)
+            by_place = np.bincount(which[rows], times, len(kinds)).astype(np.int64)
             processes = [*_by_process(kinds, pids[rows], which[rows], times), *_by_finishing(counted)]
             members[name] = _added_up(kinds, by_place.tolist(), processes).to_json()
         return members
@@ -212,7 +212,7 @@ def _guesser(modules: list[Module], number: int) -> str | None:
 
 
 def _by_process(
-    kinds: list[_EndKind], pids: NDArray[np.uint32], which: NDArray[np.int64], times: NDArray[np.int64]
+    kinds: list[_EndKind], pids: NDArray[np.uint32], which: NDArray[np.int32], times: NDArray[np.int64]
 ) -> Iterator[ProcessEnd]:
     """Yields each process once. Rows are of stacks: process, kind of end, and count of launches or samples."""
     early, deep, guessed = (

@@ -11,6 +11,7 @@ from iaprof.formats.distinct import numbered
 from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, stack_dtype
 from iaprof.formats.wire.unwind_rules import Mark, Walked
 from iaprof.record.stacks.ends import NO_GUESS, StackEnds
+from iaprof.record.stacks.id_map import IdMap
 from iaprof.record.stacks.python_stacks import PythonStacks
 from iaprof.record.stacks.walks import StackIds, WalkedStacks, Walks
 
@@ -49,8 +50,8 @@ class LaunchStacks:
             python,
             follows_frame_pointers,
         )
-        self._row_ids: dict[int, int] = {}  # by id: the id of the row, which is that of the first equal stack
-        self._first_ids: dict[int, int] = {}  # by content: the id of the first stack with it
+        self._row_ids = IdMap()  # by id: the id of the row, which is that of the first equal stack
+        self._first_ids = IdMap()  # by content: the id of the first stack with it
         self._content_ids = StackIds()
         self._unfinished: dict[int, tuple[NDArray[np.void], int]] = {}  # by id: BPF's part, and its depth limit
         self._early: dict[int, np.void] = {}  # by id: stacks finished before BPF's part has come
@@ -92,8 +93,9 @@ class LaunchStacks:
             return self._rows(records, depth)
         is_missed = records["walked"] == Walked.MISSED
         early = []
-        for record in records[is_missed]:
-            if int(record["id"]) not in self._row_ids:
+        missed = records[is_missed]
+        for record, has_row in zip(missed, self._row_ids.has(missed["id"]).tolist(), strict=True):
+            if not has_row:
                 self._unfinished[int(record["id"])] = record, depth
             rest = self._early.get(int(record["id"]))
             if rest is not None and rest.dtype == records.dtype:  # else somebody has made this spool
@@ -102,7 +104,7 @@ class LaunchStacks:
         if early:
             finished = np.concatenate([np.array(early), finished])
         if late:
-            self._late += (number for number in finished["id"].tolist() if number not in self._row_ids)
+            self._late += finished["id"][~self._row_ids.has(finished["id"])].tolist()
         return self._rows(self._joined(finished, depth), depth)
 
     def rows_of_unfinished(self) -> pa.StructArray:
@@ -126,8 +128,8 @@ class LaunchStacks:
     def _without_early(self, records: NDArray[np.void]) -> NDArray[np.void]:
         """Sets stacks aside that were finished from the end of BPF's walk before that came; returns the others."""
         kept = (records["walked"] >> np.uint64(KEPT_SHIFT)) > 0
-        is_known = [number in self._unfinished or number in self._row_ids for number in records["id"].tolist()]
-        is_early: NDArray[np.bool_] = kept & ~np.array(is_known, bool)
+        is_awaited = np.fromiter((number in self._unfinished for number in records["id"].tolist()), bool, len(records))
+        is_early: NDArray[np.bool_] = kept & ~is_awaited & ~self._row_ids.has(records["id"])
         self._early |= {int(record["id"]): record for record in records[is_early].copy()}
         others: NDArray[np.void] = records[~is_early]
         return others
@@ -158,7 +160,7 @@ class LaunchStacks:
     def _rows(self, records: NDArray[np.void], depth: int) -> pa.StructArray:
         # BPF sends a stack again if it has forgotten its id.
         records = records[np.sort(np.unique(records["id"], return_index=True)[1])]
-        records = records[np.fromiter((int(i) not in self._row_ids for i in records["id"]), bool, len(records))]
+        records = records[~self._row_ids.has(records["id"])]
         depths = np.minimum(records["depth"], depth).astype(np.int64)
         inside = np.arange(depth) < depths[:, None]
         stacks = WalkedStacks(records["pid"], records["time"], depths, records["ips"][inside])
@@ -174,20 +176,21 @@ class LaunchStacks:
             marks = np.zeros(len(stacks.ips), np.uint8)
         # Stacks with the same addresses that ended differently, or were found by other guesses, are different stacks.
         owners = stacks.pids.astype(np.uint64) | walked.astype(np.uint64) << np.uint64(32)
-        owners ^= self._python.content_hashes(records["id"])
-        new = np.zeros(len(records), bool)
+        frames = self._python.frames(records["id"])
+        owners ^= self._python.content_hashes(frames, len(records))
         guesses = (marks & np.uint8(Mark.GUESSED)).astype(np.uint64) << np.uint64(63)  # where no address has a bit
         contents = self._content_ids.hashes(stacks.depths, stacks.ips ^ guesses, owners)
-        for index, (id_, content) in enumerate(zip(records["id"].tolist(), contents.tolist(), strict=True)):
-            first = self._row_ids[id_] = self._first_ids.setdefault(content, id_)
-            new[index] = first == id_
+        self._first_ids.add(contents, records["id"])
+        firsts = self._first_ids.get(contents, records["id"])
+        self._row_ids.add(records["id"], firsts)
+        new = firsts == records["id"]
         chosen = np.flatnonzero(new)
         kept, how = stacks.take(chosen), walked[new]
         truncated = how == Walked.DEEP
         guessed = _bits(records["guessed"][new]) * np.uint8(not self._follows_frame_pointers)
         ends = ends.take(new) if self._follows_frame_pointers else self._walks.last_frames(kept, how)
         self._ends.add(records["id"][new], kept.pids, ends, truncated, self._guessed_in(kept, guessed))
-        python, python_ended = self._python.columns(records["id"][new])
+        python, python_ended = self._python.columns(frames, new)
         columns = {
             "id": records["id"][new],
             "time_ns": kept.times,
@@ -222,7 +225,7 @@ class LaunchStacks:
     def ids(self, sent: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Returns ids in the capture for ids in launch records; an unknown id stays as it is."""
         distinct, which = numbered(sent)
-        return np.array([self._row_ids.get(id_, id_) for id_ in distinct.tolist()], np.uint64)[which]
+        return self._row_ids.get(distinct, distinct)[which]
 
 
 def _bits(words: NDArray[np.uint64]) -> NDArray[np.uint8]:

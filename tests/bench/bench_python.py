@@ -3,6 +3,8 @@
 First a program launches in a loop below 31 functions of Python and measures itself, while it is recorded. By turns, BPF
 knows its interpreter and does not: everything else is the same.
 
+Next a program launches from paths of which no two are the same: what does it take to finish such a recording?
+
 Then, with --torch, PyTorch computes with small operators, by turns without a recorder and with one that takes CPU
 samples 99 times a second. Each pair gives a ratio of times.
 
@@ -32,6 +34,7 @@ from standin.hardware import Hardware
 
 FRAMES, MOST_NS = 31, 1500
 LAUNCHES = 2000  # of a turn
+PATHS_S, LEAST_PATHS, MOST_FINISH_US, MOST_FINISH_MB = 10, 50_000, 50, 400
 STEPS, MOST_SLOWER = 30_000, 0.01  # of a turn; by which a sampled program may be slower
 OPTIONS = ("--cpu-freq", "0", "--metric-interval", "0")
 PYTHONS = {"map_type": "9", "key_size": "4", "value_size": "72"}  # the map of interpreters, by process
@@ -48,6 +51,18 @@ def deeper(n):
     while sys.stdin.readline():
         print(calls.launches_take(int(sys.argv[4])), flush=True)
 deeper(int(sys.argv[5]) - 2)
+"""
+PATHS = """\
+import ctypes, random, sys, time
+calls = ctypes.CDLL(sys.argv[1])
+calls.launches_take.restype = ctypes.c_double
+assert not calls.prepare(sys.argv[2].encode(), sys.argv[3].encode())
+for number in range(8):
+    exec(f"def f{number}(n, path): return FUNCTIONS[path & 7](n - 1, path >> 3) if n else calls.launches_take(1)")
+FUNCTIONS = [globals()[f"f{number}"] for number in range(8)]
+paths, end = random.Random(1), time.monotonic() + int(sys.argv[4])
+while time.monotonic() < end:
+    f0(30, paths.getrandbits(90))
 """
 TORCH = """\
 import os, sys, time, torch
@@ -81,20 +96,46 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="iaprof-bench-") as name, Hardware(Path(name) / "gpu") as hardware:
         os.environ["STANDIN_DUMP_DIR"] = name
         added = launches(Path(name), hardware, arguments.rounds)
+        finish_us, finish_mb = finished(Path(name), hardware)
         interval = sampled(Path(name), hardware, arguments.torch, arguments.pairs) if arguments.torch else None
     if added > MOST_NS:
         sys.exit(f"{FRAMES} frames of Python add more than {MOST_NS} ns to a launch")
+    if finish_us > MOST_FINISH_US or finish_mb > MOST_FINISH_MB:
+        sys.exit(f"finishing takes more than {MOST_FINISH_US} us a stack or {MOST_FINISH_MB} MB")
     if interval is not None and interval[0] > 1 + MOST_SLOWER:
         sys.exit(f"a program that is sampled is more than {MOST_SLOWER:.0%} slower")
 
 
-def launches(folder: Path, hardware: Hardware, rounds: int) -> float:
-    """Prints what a launch takes with and without frames of Python; gives what these add, ns."""
-    library, linked, capture = folder / "libcalls.so", runtime.build().library, folder / "cap.parquet"
+def kernel_of(folder: Path) -> list[str]:
+    """What a program needs to launch: a library, which is built, an ELF file, and its kernel."""
+    library, linked = folder / "libcalls.so", runtime.build().library
     words = ("cc", *runtime.COMMON, "-O2", "-fPIC", "-shared", f"-I{runtime.SOURCES}")
     source = HERE / "programs" / "launching_calls.c"
     subprocess.run([*words, source, linked, f"-Wl,-rpath,{linked.parent}", "-o", library], check=True)
-    told = [library, runtime.debug_elf("bmg", "attention"), "attention_scores", LAUNCHES, FRAMES]
+    return [str(library), str(runtime.debug_elf("bmg", "attention")), "attention_scores"]
+
+
+def finished(folder: Path, hardware: Hardware) -> tuple[float, float]:
+    """Prints what finishing takes where each launch has a stack of its own; gives CPU us a stack, and MB."""
+    capture = folder / "paths.parquet"
+    with Recorder(hardware, capture, OPTIONS) as recorder:
+        subprocess.run([sys.executable, "-c", PATHS, *kernel_of(folder), str(PATHS_S)], check=True)
+        recorder.stop()
+    header = CaptureReader(capture).header
+    stacks, cpu_s = int(header["totals"]["stacks"]), float(header["cost"]["finish_cpu_s"])
+    peak = float(header["cost"]["finish_peak_bytes"]) / 1e6
+    cells = [f"{stacks:,}", f"{cpu_s:,.1f} s", f"{cpu_s / stacks * 1e6:,.0f} us", f"{peak:,.0f} MB"]
+    heads = ["stacks of 31 frames of Python", "stacks", "finishing, CPU", "a stack", "memory"]
+    print_table(f"a program that launches for {PATHS_S} s", heads, [["each launch from another path", *cells]])
+    if stacks < LEAST_PATHS:
+        sys.exit("they are too few: these figures are worth nothing")
+    return cpu_s / stacks * 1e6, peak
+
+
+def launches(folder: Path, hardware: Hardware, rounds: int) -> float:
+    """Prints what a launch takes with and without frames of Python; gives what these add, ns."""
+    capture = folder / "cap.parquet"
+    told = [*kernel_of(folder), LAUNCHES, FRAMES]
     program = Program([sys.executable, "-c", LAUNCHING, *map(str, told)])
     with Recorder(hardware, capture, OPTIONS) as recorder:
         program.turn()  # its rules are learnt

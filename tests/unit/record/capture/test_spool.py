@@ -90,6 +90,11 @@ def test_records_are_compressed(tmp_path: Path, kind: FrameKind) -> None:
     frames = list(reader.frames())
     assert [frame.payload for frame in frames] == [like, random]
     assert [reader.frame_at(frame.position).payload for frame in frames] == [like, random]
+    # also while they are read once more
+    assert [reader.frame_at(frames[0].position).payload + frame.payload for frame in reader.frames()] == [
+        like + like,
+        like + random,
+    ]
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 65, 1 << 20, (1 << 30) + 1])

@@ -9,6 +9,7 @@ from types import CodeType
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from iaprof.formats.header.stack_counts import NO_CODE, NOWHERE, PythonCounts
@@ -65,16 +66,25 @@ def walked(number: int, *frames: tuple[int, int], cfas: tuple[int, ...] = CFAS, 
     return record
 
 
+def in_no_spool(position: int) -> bytes:
+    raise AssertionError(f"the records are not in the spool, at {position}")
+
+
+def columns(stacks: PythonStacks, *numbers: int) -> tuple[pa.Array, pa.Array]:
+    """The columns of these stacks."""
+    return stacks.columns(stacks.frames(np.array(numbers, np.uint64)), np.ones(len(numbers), bool))
+
+
 def frames_of(stacks: PythonStacks, number: int) -> list[tuple[str, int, int]]:
     """Name, line and C frame of each Python frame."""
-    frames, _ = stacks.columns(np.array([number], np.uint64))
+    frames, _ = columns(stacks, number)
     names = {row["id"]: row["name"] for row in stacks.code_rows().to_pylist()} | {NO_CODE: "?"}
     return [(names[frame["code"]], frame["line"], frame["at"]) for frame in frames.to_pylist()[0]]
 
 
 @pytest.fixture
 def stacks() -> PythonStacks:
-    made = PythonStacks()
+    made = PythonStacks(in_no_spool)
     made.add_interpreter(PID, Interpreter(TYPES, LAYOUT))
     for address, name in ((FIRST, "first"), (SECOND, "second"), (THIRD, "third")):
         made.add_codes(code(address, name))
@@ -108,7 +118,7 @@ def test_a_stack_takes_a_few_hundred_bytes_until_its_row_is_made() -> None:
     count = 1000
     records = np.concatenate([walked(number, *frames, (END, 1150)) for number in range(1, count + 1)])
     records["frames"][:, 21:] = np.frombuffer(random.Random(1).randbytes(16 * 235), PYTHON_FRAME)
-    stacks = PythonStacks()
+    stacks = PythonStacks(in_no_spool)
     stacks.add_interpreter(PID, Interpreter(TYPES, LAYOUT))
     stacks.add_codes(code(FIRST, "first"))
     # when
@@ -119,6 +129,35 @@ def test_a_stack_takes_a_few_hundred_bytes_until_its_row_is_made() -> None:
     # then
     assert taken / count < 400
     assert frames_of(stacks, 1) == frames_of(stacks, count) == [("first", 0, 1)] * 20
+
+
+def test_records_of_the_spool_stay_there() -> None:
+    # given two frames of the spool, with stacks of BPF and of the learner, one of them sent twice
+    finished = walked(2, state=PythonState.NONE, cfas=CFAS[1:], kept=1)
+    spool = {
+        40: np.concatenate([walked(1, (FIRST, 0), (END, 1150)), walked(2, (SECOND, 0), (END, 1250), cfas=(1100, 0))]),
+        1 << 40: np.concatenate([finished, walked(1, (THIRD, 0), (END, 1150)), walked(3, (THIRD, 0), (END, 1000))]),
+    }
+    stacks = PythonStacks(lambda position: spool[position].tobytes())
+    stacks.add_interpreter(PID, Interpreter(TYPES, LAYOUT))
+    for address, name in ((FIRST, "first"), (SECOND, "second"), (THIRD, "third")):
+        stacks.add_codes(code(address, name))
+    for position, records in spool.items():
+        stacks.add(records, position)
+    stacks.add(walked(4, (FIRST, 0), (END, 1200)))
+    # when the rows of some of them are made, in another order
+    ids = np.array([4, 3, 9, 2, 1], np.uint64)
+    frames, ended = stacks.columns(stacks.frames(ids), np.array([True, False, True, True, True]))
+    # then
+    names = {row["id"]: row["name"] for row in stacks.code_rows().to_pylist()}
+    told = [each and [(names[frame["code"]], frame["at"]) for frame in each] for each in frames.to_pylist()]
+    assert told == [[("first", 2)], None, [("second", 2)], [("first", 1)]]
+    assert ended.to_pylist() == ["whole", None, "whole", "whole"]
+
+
+def test_more_records_than_are_sent_at_once_are_damage(stacks: PythonStacks) -> None:
+    with pytest.raises(ValueError, match="more stacks"):
+        stacks.add(np.zeros((1 << 16) + 1, PYTHON_STACK), 0)
 
 
 def test_lines_are_those_of_the_instruction(stacks: PythonStacks) -> None:
@@ -136,7 +175,7 @@ def test_of_two_code_objects_at_one_address_it_is_the_one_of_that_time(stacks: P
     for number, time in ((1, 50), (2, 100), (3, 0)):
         stacks.add(walked(number, (FIRST, 0), (END, 1000), time=time))
     assert [frames_of(stacks, 1)[0][0]] == ["first"]
-    frames, _ = stacks.columns(np.array([1, 2, 3], np.uint64))
+    frames, _ = columns(stacks, 1, 2, 3)
     numbers = [each[0]["code"] for each in frames.to_pylist()]
     assert numbers[0] != numbers[1]
     assert numbers[2] == numbers[0]
@@ -164,7 +203,7 @@ def test_where_a_frame_has_no_code_object_python_ends(stacks: PythonStacks, memb
     stacks.add(walked(1, (FIRST, 0), (0x400000, 0), (SECOND, 0), (END, 1000)))
     # then this frame and all after it are dropped
     assert frames_of(stacks, 1) == [("first", 0, 0)]
-    assert stacks.columns(np.array([1], np.uint64))[1].to_pylist() == ["damaged"]
+    assert columns(stacks, 1)[1].to_pylist() == ["damaged"]
     [(damaged_stacks, why)] = stacks.losses()
     assert (damaged_stacks, why.split(":")[0]) == (2, "frames of Python")
 
@@ -173,7 +212,7 @@ def test_interpreters_on_one_stack_are_sorted_by_their_loops(stacks: PythonStack
     # given the outer interpreter's frames, and then those of the one inside; 0 is between them
     stacks.add(walked(1, (SECOND, 0), (END, 1250), (END, 0), (FIRST, 0), (END, 1050)))
     assert [(name, at) for name, _, at in frames_of(stacks, 1)] == [("first", 0), ("second", 2)]
-    assert stacks.columns(np.array([1], np.uint64))[1].to_pylist() == ["whole"]
+    assert columns(stacks, 1)[1].to_pylist() == ["whole"]
 
 
 def test_after_exec_code_objects_are_of_another_interpreter(stacks: PythonStacks) -> None:
@@ -210,7 +249,7 @@ def test_launches_are_counted_by_what_their_stacks_tell(stacks: PythonStacks) ->
     stacks.add(walked(2, (0x700000, 0), (END, 1150)))
     stacks.add(walked(3, (FIRST, 0), (END, 5), state=PythonState.DEEP))
     stacks.add(walked(4, state=PythonState.DAMAGED))
-    stacks.columns(np.arange(1, 6, dtype=np.uint64))
+    columns(stacks, *range(1, 6))
     # when launches have these, some of another process or without a stack
     counting = PythonCounting(stacks)
     ids = np.repeat(np.array([1, 2, 3, 4, 5, 0, 6], np.uint64), [10, 1, 2, 4, 8, 16, 32])
@@ -228,19 +267,24 @@ def test_hostile_numbers_are_bounded(stacks: PythonStacks) -> None:
     for name in ("count", "depth", "state"):
         record[name] = np.iinfo(record.dtype[name]).max
     stacks.add(record)
-    frames, ended = stacks.columns(np.array([1], np.uint64))
+    frames, ended = columns(stacks, 1)
     assert ended.to_pylist() == ["damaged"]
     assert len(frames.to_pylist()[0]) < 300
 
 
 def test_equal_frames_have_equal_contents_wherever_their_loops_are(stacks: PythonStacks) -> None:
+    def hashes(*numbers: int) -> list[int]:
+        frames = stacks.frames(np.array(numbers, np.uint64))
+        found: list[int] = stacks.content_hashes(frames, len(numbers)).tolist()
+        return found
+
     stacks.add(walked(1, (FIRST, 4), (END, 1150)))
     stacks.add(walked(2, (FIRST, 4), (END, 1151)))
     stacks.add(walked(3, (FIRST, 6), (END, 1150)))
     # another function at the same address
     stacks.add(walked(5, (FIRST, 4), (END, 1150), time=20))
     stacks.add_codes(code(FIRST, "made later", time=10))
-    assert len(set(stacks.content_hashes(np.array([1, 5], np.uint64)).tolist())) == 2
-    one, same, other, none = stacks.content_hashes(np.array([1, 2, 3, 4], np.uint64)).tolist()
+    assert len(set(hashes(1, 5))) == 2
+    one, same, other, none = hashes(1, 2, 3, 4)
     assert one == same != other
     assert none == 0
