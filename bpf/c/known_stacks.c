@@ -6,9 +6,8 @@
  * walk begins at the same place in the same state of the process, and all these words are what they were, then the stack is what
  * it was. To see that takes a third of the time of a walk.
  *
- * That the list of interpreters is what it was, and that the thread's state is in it, need not be seen: each evaluation loop has
- * a frame on the C stack, and a state that does not run Python has no frames. But a stack without Python frames is not kept if
- * the process runs Python: perhaps they were not found.
+ * That the list of interpreters is what it was, and that the thread's state is in it, or in none, need not be seen: each evaluation
+ * loop has a frame on the C stack, and a state that does not run Python has no frames.
  *
  * Of each CPU's stacks, each knows the one that followed it the last time. As programs repeat sequences of launches, the next
  * stack is that one nine times of ten. Only this one is compared, so that another one costs hardly more than without.
@@ -211,7 +210,8 @@ static __always_inline u32 keep_stack(struct scratch *scratch) {
     if (!sent || *sent != scratch->hashes[1])
         return scratch->after_walk;
     set_known(scratch, id);
-    u64 has_all_python = scratch->process.has_python ? scratch->python_state == PYTHON_WHOLE && scratch->checked_until : 1;
+    u64 has_all_python = scratch->python_state == PYTHON_NONE ? !scratch->process.has_python || scratch->runs_no_python
+                                                              : scratch->python_state == PYTHON_WHOLE && scratch->checked_until;
     if (scratch->is_odd || scratch->several || !has_all_python)
         return scratch->after_walk;
     u64 first = mixed(id, sp) & -(u64)WAYS, at = first + (launch->time / 64 & (WAYS - 1)), is_there = 0;

@@ -25,7 +25,7 @@
 #define STATE_BYTES 256     /* the start of a PyThreadState, with the members that are read at each launch */
 #define MOST_STATES 512     /* maximum number of thread states and interpreters in a search */
 #define FIRST_STATES 8      /* new states are at the start of the list: a C thread gets a new one for each call of Python */
-#define NO_STATE_NS 20000000ULL /* after a search without result, only FIRST_STATES are searched for this time */
+#define NO_STATE_NS 20000000ULL /* after a search, only FIRST_STATES are searched for this time */
 #define TICK_NS 10000000ULL
 #define CHECKED_NS 10000000ULL  /* after this time, code objects are checked again for changes, */
 #define MOST_CHECKED_NS 320000000ULL /* and then, as long as nothing changes, after twice the time each time, up to this */
@@ -33,10 +33,10 @@
 #define MOST_TABLE (21 * TABLE_BYTES) /* maximum length of a line table: 64 KiB */
 
 struct python_thread {
-    u64 state;              /* the last known one; 0 for none */
+    u64 state;              /* the last known one, which may have no frames; 0 for none */
     u64 interpreter;        /* of that state */
     u64 until;              /* before this time, a search ends after FIRST_STATES, */
-    u64 head;               /* and is not made while this is the first state of the list */
+    u64 head;               /* and is not made while this is the first state of the list, and another thread's */
 };
 BPF_TABLE("lru_hash", u64, struct python_thread, python_threads, ANY);
 struct check {
@@ -157,7 +157,7 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
     scratch->now = now;
     scratch->python = 0;
     scratch->python_state = PYTHON_NONE;
-    scratch->several = scratch->first_state = scratch->checked_until = 0;
+    scratch->several = scratch->first_state = scratch->checked_until = scratch->runs_no_python = 0;
     if (!process->has_python || process->python.born != scratch->copied.of.born / TICK_NS)
         return WALK;
     u64 interpreter = word_at(process->python.runtime + layout->interpreters_head);
@@ -172,20 +172,27 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
         state = known ? known->state : 0;
         of = known ? known->interpreter : 0;
     }
+    u64 without_frames = 0; /* a state of the thread */
     scratch->last_thread = 0;
-    if (hidden(state) && is_state(scratch, layout, state, of) && (!scratch->several || runs_here(scratch, layout, state)) &&
-        begin_first(scratch, state, state_word(scratch, state, start_of_frames(layout))) == PYTHON) {
-        scratch->last_thread = who;
-        scratch->last_state = state;
-        scratch->last_interpreter = of;
-        return PYTHON;
+    if (hidden(state) && is_state(scratch, layout, state, of) && (!scratch->several || runs_here(scratch, layout, state))) {
+        if (begin_first(scratch, state, state_word(scratch, state, start_of_frames(layout))) == PYTHON) {
+            scratch->last_thread = who;
+            scratch->last_state = state;
+            scratch->last_interpreter = of;
+            return PYTHON;
+        }
+        without_frames = state;
     }
     scratch->first_state = 0;
     known = python_threads.lookup(&who);
     u64 is_soon = known && now < known->until;
     go_to(scratch, layout, interpreter);
-    if (is_soon && (!known->state || scratch->thread == known->head))
+    /* A new state is the first one. It may be where another thread's was, whose memory was freed. */
+    u64 first = hidden(scratch->thread);
+    if (is_soon && first == known->head && (first == without_frames || word_at(first + layout->thread_id) != thread_pointer())) {
+        scratch->runs_no_python = 1;
         return WALK;
+    }
     scratch->states_left = is_soon ? FIRST_STATES : MOST_STATES;
     return STATE;
 }
@@ -228,11 +235,12 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
         /* A thread that created a subinterpreter has a state without frames in it, too. */
         u64 is_here = state && state != first &&
                       (scratch->several ? runs_here(scratch, layout, state) : word_at(state + layout->thread_id) == id);
-        if (is_here && first_frame(layout, state)) {
+        if (is_here) {
             found.state = state;
             found.interpreter = interpreter;
-            is_found = 1;
-            break;
+            is_found = is_set(first_frame(layout, state));
+            if (is_found)
+                break;
         }
         if (state) {
             scratch->thread = word_at(state + layout->thread_next);
@@ -247,6 +255,7 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
         return STATE;
     if (first)
         return begin_other(scratch, is_found ? found.state : 0, found.interpreter, now);
+    scratch->runs_no_python = 1 - is_found;
     if (!is_found)
         found.head = word_at(word_at(python->runtime + layout->interpreters_head) + layout->threads_head);
     if (!is_found && now < until)

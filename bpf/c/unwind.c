@@ -112,6 +112,7 @@ struct scratch {
     u64 python;          /* number of `frames`: Python frames, and ends of evaluation loops */
     u64 python_state;    /* enum python_state */
     u64 lacks_python;    /* there was no room for the frames */
+    u64 runs_no_python;  /* the process runs Python, but this thread does not */
     u64 interpreter;     /* position of the search for the thread's state: interpreter and state */
     u64 thread;
     u64 states_left;     /* of that search */

@@ -1,7 +1,8 @@
 """What functions of Python in stacks cost: a launch from 31 of them, and a program that is sampled.
 
 First a program launches in a loop below 31 functions of Python and measures itself, while it is recorded. By turns, BPF
-knows its interpreter and does not: everything else is the same.
+knows its interpreter and does not: everything else is the same. Then it does so in a thread that runs no Python, as
+PyTorch's for gradients.
 
 Next a program launches from paths of which no two are the same: what does it take to finish such a recording?
 
@@ -32,7 +33,7 @@ from pythons.interpreters import HERE
 from standin import runtime
 from standin.hardware import Hardware
 
-FRAMES, MOST_NS = 31, 1500
+FRAMES, MOST_NS, MOST_NS_IN_THREAD = 31, 1500, 500
 LAUNCHES = 2000  # of a turn
 PATHS_S, LEAST_PATHS, MOST_FINISH_US, MOST_FINISH_MB = 10, 50_000, 50, 400
 STEPS, MOST_SLOWER = 30_000, 0.01  # of a turn; by which a sampled program may be slower
@@ -43,14 +44,17 @@ KNOWN_S = 30.0
 LAUNCHING = """\
 import ctypes, sys
 calls = ctypes.CDLL(sys.argv[1])
-calls.launches_take.restype = ctypes.c_double
+calls.launches_take.restype = calls.launches_take_in_a_thread.restype = ctypes.c_double
 assert not calls.prepare(sys.argv[2].encode(), sys.argv[3].encode())
+count, functions = map(int, sys.argv[4:6])
 def deeper(n):
     if n:
         return deeper(n - 1)
     while sys.stdin.readline():
-        print(calls.launches_take(int(sys.argv[4])), flush=True)
-deeper(int(sys.argv[5]) - 2)
+        print(calls.launches_take(count), flush=True)
+while sys.argv[6] == "in a thread" and sys.stdin.readline():
+    print(calls.launches_take_in_a_thread(functions, count), flush=True)
+deeper(functions - 2)
 """
 PATHS = """\
 import ctypes, random, sys, time
@@ -95,11 +99,14 @@ def main() -> None:
     print(machine())
     with tempfile.TemporaryDirectory(prefix="iaprof-bench-") as name, Hardware(Path(name) / "gpu") as hardware:
         os.environ["STANDIN_DUMP_DIR"] = name
-        added = launches(Path(name), hardware, arguments.rounds)
+        added = launches(Path(name), hardware, arguments.rounds, "of Python")
+        added_in_thread = launches(Path(name), hardware, arguments.rounds, "in a thread")
         finish_us, finish_mb = finished(Path(name), hardware)
         interval = sampled(Path(name), hardware, arguments.torch, arguments.pairs) if arguments.torch else None
     if added > MOST_NS:
         sys.exit(f"{FRAMES} frames of Python add more than {MOST_NS} ns to a launch")
+    if added_in_thread > MOST_NS_IN_THREAD:
+        sys.exit(f"in a thread without Python, a launch takes {MOST_NS_IN_THREAD} ns longer in a process with Python")
     if finish_us > MOST_FINISH_US or finish_mb > MOST_FINISH_MB:
         sys.exit(f"finishing takes more than {MOST_FINISH_US} us a stack or {MOST_FINISH_MB} MB")
     if interval is not None and interval[0] > 1 + MOST_SLOWER:
@@ -132,10 +139,17 @@ def finished(folder: Path, hardware: Hardware) -> tuple[float, float]:
     return cpu_s / stacks * 1e6, peak
 
 
-def launches(folder: Path, hardware: Hardware, rounds: int) -> float:
-    """Prints what a launch takes with and without frames of Python; gives what these add, ns."""
+def launches(folder: Path, hardware: Hardware, rounds: int, functions: str) -> float:
+    """Prints what a launch takes where BPF knows the interpreter, and where not; gives what this adds, ns.
+
+    Args:
+        folder: for files.
+        hardware: to launch on.
+        rounds: turns of each kind.
+        functions: those above the launch: `of Python`, or of C, `in a thread`.
+    """
     capture = folder / "cap.parquet"
-    told = [*kernel_of(folder), LAUNCHES, FRAMES]
+    told = [*kernel_of(folder), LAUNCHES, FRAMES, functions]
     program = Program([sys.executable, "-c", LAUNCHING, *map(str, told)])
     with Recorder(hardware, capture, OPTIONS) as recorder:
         program.turn()  # its rules are learnt
@@ -159,11 +173,15 @@ def launches(folder: Path, hardware: Hardware, rounds: int) -> float:
     depths = {row["id"]: len(row["python"] or ()) for row in reader.table("stack").to_pylist()}
     found = [depths.get(row["stack"], 0) for row in reader.table("launch").to_pylist() if row["pid"] == program.pid]
     without, having = (statistics.median(times[which]) for which in (False, True))
-    cells = [f"{without:,.0f}", f"{having:,.0f}", f"{having - without:,.0f}", f"{MOST_NS:,}"]
-    heads = ["frames of Python", "not known", "known", "added", "at most"]
-    print_table(f"ns of a launch: medians of {rounds} turns of {LAUNCHES:,}", heads, [[f"{FRAMES}", *cells]])
-    print(f"\n  {found.count(FRAMES):,} of {len(found):,} launches have {FRAMES} frames of Python")
-    if found.count(FRAMES) < 0.99 * rounds * LAUNCHES:
+    is_thread = functions == "in a thread"
+    most, frames = (MOST_NS_IN_THREAD, 0) if is_thread else (MOST_NS, FRAMES)
+    cells = [f"{without:,.0f}", f"{having:,.0f}", f"{having - without:,.0f}", f"{most:,}"]
+    heads = ["functions", "interpreter not known", "known", "added", "at most"]
+    print_table(
+        f"ns of a launch: medians of {rounds} turns of {LAUNCHES:,}", heads, [[f"{FRAMES} {functions}", *cells]]
+    )
+    print(f"\n  {found.count(frames):,} of {len(found):,} launches have {frames} frames of Python")
+    if found.count(frames) < 0.99 * rounds * LAUNCHES:
         sys.exit("they have not: these figures are worth nothing")
     return having - without
 

@@ -15,7 +15,8 @@ from pythons.interpreters import LOADING, started_as
 from thorough import usually
 
 pytestmark = [pytest.mark.bpf, IN_TURN]  # a thousand new stacks at once, which all recorders copy
-CASES = ("plain", "long_table", "thread_of_c", "stale", "in_turns", "long_names", "deep")  # of cases.py
+BETWEEN = ("between_launches_of_c", "between_launches_of_a_thread_with_a_state")
+CASES = ("plain", "long_table", "thread_of_c", "stale", "in_turns", "long_names", "deep", *BETWEEN)  # of cases.py
 TIMES = 20  # that most of these launch
 ROUNDS = 10  # of launches.py
 MADE = ("<made>", "<string>")  # files of code objects of exec and eval
@@ -94,6 +95,16 @@ def test_what_is_seldom_met(runs: Runs, case: str) -> None:
     (found,), (expected,) = (list(each.values()) for each in runs.frames(case))
     assert found == expected
     assert len(expected) == TIMES
+
+
+@pytest.mark.parametrize("case", BETWEEN)
+def test_a_thread_that_runs_python_now_and_then(runs: Runs, case: str) -> None:
+    """BPF knows its stacks without Python, too: no launch with functions of Python gets one of them."""
+    (found,), (expected,) = (list(each.values()) for each in runs.frames(case))
+    assert len(found) == len(expected) > 1000
+    assert [frames for frames in expected if not frames] == 900 * [[]]
+    wrong = [(frames, told) for frames, told in zip(found, expected, strict=True) if frames != told]
+    assert not wrong, json.dumps(wrong[:2], indent=1)
 
 
 def test_launches_that_differ_in_nothing_but_lines(runs: Runs) -> None:

@@ -8,7 +8,7 @@ import random
 import sys
 import time
 
-from launching import call_in_a_thread, launch, prepare, wait_for
+from launching import call_between_launches, call_in_a_thread, launch, prepare, wait_for
 
 case, *told, start = sys.argv[1:7]
 TIMES = 20
@@ -53,6 +53,23 @@ def thread_of_c():
         return left[0]
 
     call_in_a_thread(called)
+
+
+def between_launches_of_c(keeps_state=False):
+    """A thread launches without Python, calls Python, which mostly launches, too, and so on: by the same paths."""
+    chance, left = random.Random(0), [300]
+
+    def called():
+        for _ in range(chance.randrange(3)):
+            launch()
+        left[0] -= 1
+        return left[0]
+
+    call_between_launches(called, 3, keeps_state)
+
+
+def between_launches_of_a_thread_with_a_state():
+    between_launches_of_c(keeps_state=True)
 
 
 def stale():
