@@ -7,7 +7,8 @@
  * it was. To see that takes a third of the time of a walk.
  *
  * That the list of interpreters is what it was, and that the thread's state is in it, or in none, need not be seen: each evaluation
- * loop has a frame on the C stack, and a state that does not run Python has no frames.
+ * loop has a frame on the C stack, and a state that does not run Python has no frames. But a stack without Python frames has to
+ * reach the start of the thread's own stack: Python may have switched to one of a coroutine.
  *
  * Of each CPU's stacks, each knows the one that followed it the last time. As programs repeat sequences of launches, the next
  * stack is that one nine times of ten. Only this one is compared, so that another one costs hardly more than without.
@@ -20,6 +21,7 @@
 #define MOST_KEPT (4 * KNOWN_STACKS) /* if so many were kept, and not met again, few of the next ones are kept */
 #define KEPT_OF 64
 #define KNOWN_NS 1000000000ULL /* after this time, a stack is walked again */
+#define THREAD_BYTES (1 << 16) /* between the start of a thread's stack and what fs points to, above it */
 
 struct known_stack {
     u64 stack;             /* the stack's id, which was sent; 0 for none */
@@ -210,8 +212,10 @@ static __always_inline u32 keep_stack(struct scratch *scratch) {
     if (!sent || *sent != scratch->hashes[1])
         return scratch->after_walk;
     set_known(scratch, id);
-    u64 has_all_python = scratch->python_state == PYTHON_NONE ? !scratch->process.has_python || scratch->runs_no_python
-                                                              : scratch->python_state == PYTHON_WHOLE && scratch->checked_until;
+    u64 has_all_python = !scratch->process.has_python ||
+                         (scratch->python_state == PYTHON_NONE
+                              ? scratch->runs_no_python && thread_pointer() - scratch->sp < THREAD_BYTES
+                              : scratch->python_state == PYTHON_WHOLE && scratch->checked_until);
     if (scratch->is_odd || scratch->several || !has_all_python)
         return scratch->after_walk;
     u64 first = mixed(id, sp) & -(u64)WAYS, at = first + (launch->time / 64 & (WAYS - 1)), is_there = 0;

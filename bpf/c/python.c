@@ -36,7 +36,9 @@ struct python_thread {
     u64 state;              /* the last known one, which may have no frames; 0 for none */
     u64 interpreter;        /* of that state */
     u64 until;              /* before this time, a search ends after FIRST_STATES, */
-    u64 head;               /* and is not made while this is the first state of the list, and another thread's */
+    u64 head;               /* and is not made while this is the first state of the list, and another thread's, */
+    u64 second;             /* and this is the one after it */
+    u64 is_sure;            /* the search that found no frames has seen all states */
 };
 BPF_TABLE("lru_hash", u64, struct python_thread, python_threads, ANY);
 struct check {
@@ -61,6 +63,13 @@ static __always_inline u64 word_at(u64 at) {
     return word;
 }
 
+/* The same; notes whether it is unreadable. */
+static __always_inline u64 noted_word_at(struct scratch *scratch, u64 at) {
+    u64 word;
+    scratch->unreadable |= is_set(read_user(&word, 8, (void *)at));
+    return word;
+}
+
 /* Returns the half of the memory for a frame at `at`: evaluation loops have some on the stack. */
 static __always_inline u64 half_of(const struct scratch *scratch, u64 at) {
     return hidden(at - scratch->copied.start.sp) < NEAR_STACK ? STACK_HALF : OTHER_HALF;
@@ -75,17 +84,20 @@ static __always_inline u64 byte_field(const struct memory *memory, u64 at, u64 h
     return field(memory, at, half, offset) >> (offset & 7) * 8 & 255;
 }
 
-/* Returns a word of the stack; 0 if it is unreadable. */
+/* Returns a word of the stack; 0 if it is unreadable, which is noted. */
 static __always_inline u64 stack_word(struct scratch *scratch, u64 at) {
     struct memory *memory = memory_of(scratch);
-    return memory && !read_word(scratch, memory, at, &scratch->pair[0]) ? scratch->pair[0] : 0;
+    if (memory && !read_word(scratch, memory, at, &scratch->pair[0]))
+        return scratch->pair[0];
+    scratch->unreadable = 1;
+    return 0;
 }
 
 /* Returns the address of a thread's innermost frame. */
-static __always_inline u64 first_frame(const struct python_layout *layout, u64 state) {
+static __always_inline u64 first_frame(struct scratch *scratch, const struct python_layout *layout, u64 state) {
     if (layout->thread_cframe)
-        state = word_at(state + layout->thread_cframe);
-    return word_at(state + layout->thread_frame);
+        state = noted_word_at(scratch, state + layout->thread_cframe);
+    return noted_word_at(scratch, state + layout->thread_frame);
 }
 
 /* Returns the offset of a thread's state at which its frames begin, or the structure that points to them. */
@@ -99,9 +111,12 @@ static __always_inline enum phase begin_frames(struct scratch *scratch, u64 star
     const struct python *python = &scratch->process.python;
     u64 has_cframe = is_set(python->layout.thread_cframe);
     scratch->first_cframe = scratch->cframe = start & -has_cframe;
-    scratch->frame = hidden(has_cframe) ? stack_word(scratch, start + python->layout.thread_frame) : start;
+    u64 at = start + python->layout.thread_frame, is_on_stack = hidden(at - scratch->copied.start.sp) < NEAR_STACK;
+    scratch->frame = hidden(!has_cframe) ? start : is_on_stack ? stack_word(scratch, at) : noted_word_at(scratch, at);
+    if (!scratch->frame)
+        return WALK;
     scratch->hashes[0] = mixed(scratch->hashes[0], python->changes);
-    return scratch->frame ? PYTHON : WALK;
+    return PYTHON;
 }
 
 /* Returns a word of the thread's state that is in the window: one read costs less than one for each member. */
@@ -121,7 +136,7 @@ static __always_inline int is_state(struct scratch *scratch, const struct python
 /* Sets the position of a search to the start of an interpreter's states. */
 static __always_inline void go_to(struct scratch *scratch, const struct python_layout *layout, u64 interpreter) {
     scratch->interpreter = interpreter;
-    scratch->thread = interpreter ? word_at(interpreter + layout->threads_head) : 0;
+    scratch->thread = interpreter ? noted_word_at(scratch, interpreter + layout->threads_head) : 0;
 }
 
 /* Whether a state runs on the current thread's C stack. In 3.11 and 3.12 another thread may have created it. Above the stack of
@@ -157,10 +172,11 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
     scratch->now = now;
     scratch->python = 0;
     scratch->python_state = PYTHON_NONE;
-    scratch->several = scratch->first_state = scratch->checked_until = scratch->runs_no_python = 0;
+    scratch->several = scratch->first_state = scratch->checked_until = 0;
+    scratch->runs_no_python = scratch->unreadable = scratch->own_state = 0;
     if (!process->has_python || process->python.born != scratch->copied.of.born / TICK_NS)
         return WALK;
-    u64 interpreter = word_at(process->python.runtime + layout->interpreters_head);
+    u64 interpreter = noted_word_at(scratch, process->python.runtime + layout->interpreters_head);
     if (interpreter != process->last) { /* new interpreters come before it: if it is the first one, it is the only one */
         scratch->several = word_at(interpreter + layout->interpreter_next) ? interpreter : 0;
         process->last = scratch->several ? 0 : interpreter;
@@ -172,7 +188,6 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
         state = known ? known->state : 0;
         of = known ? known->interpreter : 0;
     }
-    u64 without_frames = 0; /* a state of the thread */
     scratch->last_thread = 0;
     if (hidden(state) && is_state(scratch, layout, state, of) && (!scratch->several || runs_here(scratch, layout, state))) {
         if (begin_first(scratch, state, state_word(scratch, state, start_of_frames(layout))) == PYTHON) {
@@ -181,16 +196,19 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
             scratch->last_interpreter = of;
             return PYTHON;
         }
-        without_frames = state;
+        scratch->own_state = state;
+        scratch->own_interpreter = of;
     }
     scratch->first_state = 0;
     known = python_threads.lookup(&who);
     u64 is_soon = known && now < known->until;
     go_to(scratch, layout, interpreter);
     /* A new state is the first one. It may be where another thread's was, whose memory was freed. */
-    u64 first = hidden(scratch->thread);
-    if (is_soon && first == known->head && (first == without_frames || word_at(first + layout->thread_id) != thread_pointer())) {
-        scratch->runs_no_python = 1;
+    u64 first = hidden(scratch->thread), is_own = first == scratch->own_state;
+    if (is_soon && first && first == known->head &&
+        (is_own || (noted_word_at(scratch, first + layout->thread_id) != thread_pointer() &&
+                    noted_word_at(scratch, first + layout->thread_next) == known->second))) {
+        scratch->runs_no_python = known->is_sure & ~scratch->unreadable;
         return WALK;
     }
     scratch->states_left = is_soon ? FIRST_STATES : MOST_STATES;
@@ -234,30 +252,37 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
         scratch->states_left = left - 1;
         /* A thread that created a subinterpreter has a state without frames in it, too. */
         u64 is_here = state && state != first &&
-                      (scratch->several ? runs_here(scratch, layout, state) : word_at(state + layout->thread_id) == id);
-        if (is_here) {
+                      (scratch->several ? runs_here(scratch, layout, state) : noted_word_at(scratch, state + layout->thread_id) == id);
+        if (is_here && first_frame(scratch, layout, state)) {
             found.state = state;
             found.interpreter = interpreter;
-            is_found = is_set(first_frame(layout, state));
-            if (is_found)
-                break;
+            is_found = 1;
+            break;
+        }
+        if (is_here && !scratch->own_state) {
+            scratch->own_state = state;
+            scratch->own_interpreter = interpreter;
         }
         if (state) {
-            scratch->thread = word_at(state + layout->thread_next);
+            scratch->thread = noted_word_at(scratch, state + layout->thread_next);
             continue;
         }
-        interpreter = word_at(interpreter + layout->interpreter_next);
+        interpreter = noted_word_at(scratch, interpreter + layout->interpreter_next);
         scratch->interpreter = interpreter;
-        scratch->thread = interpreter ? word_at(interpreter + layout->threads_head) : 0;
+        scratch->thread = interpreter ? noted_word_at(scratch, interpreter + layout->threads_head) : 0;
     }
     end_numbers(&numbers);
     if (!is_found && scratch->interpreter && scratch->states_left)
         return STATE;
     if (first)
         return begin_other(scratch, is_found ? found.state : 0, found.interpreter, now);
-    scratch->runs_no_python = 1 - is_found;
-    if (!is_found)
+    if (!is_found) {
+        found.state = scratch->own_state ? scratch->own_state : found.state;
+        found.interpreter = scratch->own_state ? scratch->own_interpreter : found.interpreter;
         found.head = word_at(word_at(python->runtime + layout->interpreters_head) + layout->threads_head);
+        found.second = word_at(found.head + layout->thread_next);
+        found.is_sure = scratch->runs_no_python = found.head && !scratch->interpreter && !scratch->unreadable;
+    }
     if (!is_found && now < until)
         found.until = until;
     python_threads.update(&who, &found);

@@ -112,7 +112,10 @@ struct scratch {
     u64 python;          /* number of `frames`: Python frames, and ends of evaluation loops */
     u64 python_state;    /* enum python_state */
     u64 lacks_python;    /* there was no room for the frames */
-    u64 runs_no_python;  /* the process runs Python, but this thread does not */
+    u64 runs_no_python;  /* the process runs Python, but this thread surely does not */
+    u64 unreadable;      /* memory that tells so could not be read */
+    u64 own_state;       /* a state of the thread without frames; 0: none was met */
+    u64 own_interpreter; /* of that state */
     u64 interpreter;     /* position of the search for the thread's state: interpreter and state */
     u64 thread;
     u64 states_left;     /* of that search */
