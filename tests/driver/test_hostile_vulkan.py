@@ -95,8 +95,8 @@ def test_a_driver_that_is_none_costs_some_seconds_and_one_sentence(
         build_id = LibraryFile(file).build_id()
     assert not (CACHE / f"{build_id}.json").exists()
     assert [pid for pid in running_pids() if str(library).encode() in maps_of(pid)] == []
-    lines = said(done.stderr)
-    assert len(lines) == 1, lines
+    lines = said(done.stderr, str(library))  # a machine may have a driver of its own
+    assert len(lines) == 1, done.stderr
     (line,) = lines
     assert "its build is not known, and cannot be calibrated: " in line
     assert "\x1b" not in done.stderr and len(line) < 600
@@ -128,8 +128,8 @@ def test_a_file_with_mesa_s_build_id_costs_no_others_dispatches(
     # then
     run = read_run(done.stdout, tmp_path)
     assert dispatches(tmp_path / "capture", run.pid) == walkers_of(run) != {}
-    lines = said(done.stderr)
-    assert len(lines) == 1, lines
+    lines = said(done.stderr, str(library))
+    assert len(lines) == 1, done.stderr
     (line,) = lines
     assert f"{library} is not probed: " in line
 
