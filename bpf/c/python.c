@@ -267,9 +267,7 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
             scratch->thread = noted_word_at(scratch, state + layout->thread_next);
             continue;
         }
-        interpreter = noted_word_at(scratch, interpreter + layout->interpreter_next);
-        scratch->interpreter = interpreter;
-        scratch->thread = interpreter ? noted_word_at(scratch, interpreter + layout->threads_head) : 0;
+        go_to(scratch, layout, noted_word_at(scratch, interpreter + layout->interpreter_next));
     }
     end_numbers(&numbers);
     if (!is_found && scratch->interpreter && scratch->states_left)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from iaprof.formats.distinct import distinct_rows, numbered
 from iaprof.formats.header.stack_counts import COUNTED, ProcessEnd, WholeStacks
 from iaprof.formats.wire.unwind_rules import Walked
+from iaprof.record.stacks.id_map import IdMap
 from iaprof.record.stacks.walks import UNKNOWN, LastFrames
 from iaprof.symbols.names.names import Module, Symbolized
 from iaprof.symbols.unwind.stack_ends import End, code_of, end_of, has_no_beginning
@@ -171,15 +172,14 @@ class StackEnds:
             )
             for number, address, truncated, walked, guessed_in in self._places
         ]
-        order = np.argsort(ids, kind="stable")
-        ids = ids[order]
+        rows_by_id = IdMap()
+        rows_by_id.add(ids, np.arange(len(ids), dtype=np.uint64))
         members = {}
         for name, counted in zip(COUNTED, (self.launches, self.cpu_samples), strict=True):
             stack_ids, times = counted.stacks.total()
-            places_in_order = np.searchsorted(ids, stack_ids)
-            is_known = places_in_order < len(ids)
-            is_known[is_known] = ids[places_in_order[is_known]] == stack_ids[is_known]
-            rows, times = order[places_in_order[is_known]], times[is_known]
+            is_known = rows_by_id.has(stack_ids)
+            stack_ids, times = stack_ids[is_known], times[is_known]
+            rows = rows_by_id.get(stack_ids, stack_ids).astype(np.int64)
             by_place = np.bincount(which[rows], times, len(kinds)).astype(np.int64)
             processes = [*_by_process(kinds, pids[rows], which[rows], times), *_by_finishing(counted)]
             members[name] = _added_up(kinds, by_place.tolist(), processes).to_json()

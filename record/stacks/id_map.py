@@ -27,8 +27,7 @@ class IdMap:
         self._sort()
         found = others.copy()
         for known, numbers in reversed(self._sorted):  # the earliest at last: its numbers stay
-            at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-            has = known[at] == ids
+            at, has = _find(known, ids)
             found[has] = numbers[at[has]]
         return found
 
@@ -37,7 +36,7 @@ class IdMap:
         self._sort()
         found = np.zeros(len(ids), bool)
         for known, _ in self._sorted:
-            found |= known[np.minimum(np.searchsorted(known, ids), len(known) - 1)] == ids
+            found |= _find(known, ids)[1]
         return found
 
     def _sort(self) -> None:
@@ -48,6 +47,12 @@ class IdMap:
         self._added = []
         while len(self._sorted) > 1 and len(self._sorted[-2][0]) < 2 * len(self._sorted[-1][0]):
             self._sorted[-2:] = [_merged(self._sorted[-2:])]
+
+
+def _find(known: NDArray[np.uint64], ids: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Returns where ids are among sorted ones, of which there are some, and whether they are there at all."""
+    at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    return at, known[at] == ids
 
 
 def _merged(

@@ -177,7 +177,7 @@ class LaunchStacks:
         # Stacks with the same addresses that ended differently, or were found by other guesses, are different stacks.
         owners = stacks.pids.astype(np.uint64) | walked.astype(np.uint64) << np.uint64(32)
         frames = self._python.frames(records["id"])
-        owners ^= self._python.content_hashes(frames, len(records))
+        owners ^= self._python.content_hashes(frames)
         guesses = (marks & np.uint8(Mark.GUESSED)).astype(np.uint64) << np.uint64(63)  # where no address has a bit
         contents = self._content_ids.hashes(stacks.depths, stacks.ips ^ guesses, owners)
         self._first_ids.add(contents, records["id"])

@@ -322,6 +322,7 @@ class _Records:
 class PythonFrames:
     """What was recorded of the Python frames of n stacks, of which k have some."""
 
+    stacks: int  # n
     rows: NDArray[np.int64]  # [k], which ones, ascending
     walks: _Walks  # k
     codes: NDArray[np.int64]  # of each frame
@@ -375,18 +376,17 @@ class PythonStacks:
         """Returns the Python frames of n stacks, by the ids that these were sent with: uint64[n]."""
         rows, walks = self._walked.of(ids)
         owners = walks.owners
-        return PythonFrames(
-            rows, walks, self._codes.at(walks.heads["pid"][owners], walks.frames["code"], walks.heads["time"][owners])
-        )
+        codes = self._codes.at(walks.heads["pid"][owners], walks.frames["code"], walks.heads["time"][owners])
+        return PythonFrames(len(ids), rows, walks, codes)
 
-    def content_hashes(self, frames: PythonFrames, stacks: int) -> NDArray[np.uint64]:
+    def content_hashes(self, frames: PythonFrames) -> NDArray[np.uint64]:
         """Returns hashes of the Python frames of n stacks: uint64[n], 0 without frames."""
         is_frame = frames.walks.frames["code"] > 0  # ends of loops differ by thread
         flat, owners = frames.walks.frames[is_frame], frames.walks.owners[is_frame]
         numbers = self._codes.numbers(frames.codes[is_frame]).astype(np.uint64)
         words = np.stack([flat["code"], flat["instruction"], numbers], axis=1)
         count = len(frames.rows)
-        hashes = np.zeros(stacks, np.uint64)
+        hashes = np.zeros(frames.stacks, np.uint64)
         hashes[frames.rows] = self._ids.hashes(
             3 * np.bincount(owners, minlength=count), words.ravel(), np.zeros(count, np.uint64)
         )

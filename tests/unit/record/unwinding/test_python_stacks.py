@@ -274,8 +274,7 @@ def test_hostile_numbers_are_bounded(stacks: PythonStacks) -> None:
 
 def test_equal_frames_have_equal_contents_wherever_their_loops_are(stacks: PythonStacks) -> None:
     def hashes(*numbers: int) -> list[int]:
-        frames = stacks.frames(np.array(numbers, np.uint64))
-        found: list[int] = stacks.content_hashes(frames, len(numbers)).tolist()
+        found: list[int] = stacks.content_hashes(stacks.frames(np.array(numbers, np.uint64))).tolist()
         return found
 
     stacks.add(walked(1, (FIRST, 4), (END, 1150)))
