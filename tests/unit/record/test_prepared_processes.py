@@ -44,6 +44,7 @@ def test_the_files_of_a_process_that_maps_much_code_are_opened_once(tmp_path: Pa
             others.add(process.pid)
         process.communicate(b"\n")
         assert not process.returncode
+        source.read()  # at once: each CPU has a buffer of its own, which are read one after the other
         pids.append(process.pid)
 
     def is_told() -> bool:
