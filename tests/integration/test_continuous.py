@@ -18,7 +18,17 @@ from iaprof.bpf.perf_event import CpuClock
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.members import MEMBERS
-from integration.recording import BARE, IAPROF, IN_TURN, cpu_seconds, environment, iaprof, spool_of, until_recording
+from integration.recording import (
+    BARE,
+    IAPROF,
+    IN_TURN,
+    cpu_seconds,
+    environment,
+    iaprof,
+    losses,
+    spool_of,
+    until_recording,
+)
 from standin import runtime
 from standin.hardware import Hardware
 from thorough import thorough
@@ -174,7 +184,7 @@ def test_the_units_capabilities_are_enough(tmp_path: Path) -> None:
             header, ledger = CaptureReader(capture).header, hardware.ledger()
         # nothing is lost but, on a busy machine, what a recorder has no time for: records to read, and stacks to finish
         assert header["totals"]["stalls"] + ledger.records_dropped == ledger.records_produced
-        lost = {loss["what"] for loss in header["losses"] if loss["source"] != "stacks"}
+        lost = {loss["what"] for loss in losses(capture, ledger) if loss["source"] != "stacks"}
         assert lost == ({"overflow"} if ledger.overflows else set())
         headers.append(header)
     assert headers[1]["stack_ends"]["launches"]["whole"] > headers[1]["totals"]["launches"] // 4

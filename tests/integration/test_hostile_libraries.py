@@ -326,8 +326,7 @@ def test_a_recording_among_hostile_libraries(folder: Path, library: bytes) -> No
     ours = {launch.pid for launch in hardware.ledger().launches}
     recorded = sum(pid in ours for pid in reader.table("launch", ("pid",))["pid"].to_pylist())
     assert launches - missed <= recorded <= launches
-    lost = losses(folder.parent / "c", hardware.ledger())
-    assert {loss["what"] for loss in lost} == {"library"}, lost
-    details = [row["detail"] for row in reader.table("loss").to_pylist()]
+    assert losses(folder.parent / "c", hardware.ledger()) == []
+    details = [row["detail"] for row in reader.table("loss").to_pylist() if row["what"] == "library"]
     assert any("outside its executable segments" in detail for detail in details)
     assert len(details) <= 2 * (MAX_OF_ONE_USER + 1)  # of processes, and of those that had ended meanwhile
