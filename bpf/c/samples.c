@@ -153,6 +153,7 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
     user->tid = who;
     kernel->pid = kernel->tid = 0;
     user->stack = kernel->stack = user->flags = kernel->flags = 0;
+    user->counter = kernel->counter = COUNTERS;
     count(SAMPLES, 1);
     if (IN_USER(ctx)) {
         BEGIN_WALK(scratch, user->pid, &ctx->regs);
@@ -174,17 +175,19 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
     sample_phases.call(ctx, begin_python(scratch, who, time));
 }
 
-static __always_inline void send_sample(const struct launched *user, u64 kernel_stack) {
+static __always_inline void send_sample(const struct launched *user, const struct launched *kernel) {
     struct sample *record = samples.ringbuf_reserve(sizeof(struct sample));
     if (!record) {
         count(SAMPLES_LOST, 1);
         return;
     }
+    if (user->counter == STACKS_LOST || kernel->counter == STACKS_LOST)
+        count(SAMPLE_STACKS_LOST, 1);
     record->time = user->time;
     record->pid = user->pid;
     record->tid = user->tid;
     record->stack = user->stack;
-    record->kernel_stack = kernel_stack;
+    record->kernel_stack = kernel->stack;
     record->cpu = bpf_get_smp_processor_id();
     record->flags = user->flags;
     samples.ringbuf_submit(record, wakeup(record, sizeof(*record), SAMPLE_WAKE_BYTES));
@@ -195,9 +198,9 @@ int on_sample(struct bpf_perf_event_data *ctx) {
     u32 zero = 0, pid = who >> 32;
     struct settings *set = settings.lookup(&zero);
     if (who && others.lookup(&pid)) {
-        struct launched other = {.time = time, .pid = pid, .tid = who};
+        struct launched other = {.time = time, .pid = pid, .tid = who, .counter = COUNTERS};
         count(SAMPLES, 1);
-        send_sample(&other, 0);
+        send_sample(&other, &other);
         return 0;
     }
     struct scratch *scratch = set && who ? take_scratch(owner_of(1)) : 0;
@@ -222,7 +225,7 @@ int on_sampled(struct bpf_perf_event_data *ctx) {
         end_walk(scratch, user);
     if (!IN_USER(ctx))
         kernel_stack(ctx, scratch, kernel, set->epoch);
-    send_sample(user, kernel->stack);
+    send_sample(user, kernel);
     count(SAMPLE_NS, bpf_ktime_get_ns() - user->time);
     give_back(scratch);
     return 0;

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import queue
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from iaprof.basics.quantities import in_bytes
-from iaprof.cli.terminal.summary import say
+from iaprof.basics.quantities import counted, in_bytes
+from iaprof.cli.terminal.summary import write
 
 if TYPE_CHECKING:
     from iaprof.record.session import Status
 
 _PROGRESS_AFTER_S = 1.0  # before the first message of show_progress
+MOST_WAITING = 1000
+"""Texts that wait to be written; a Printer only counts more."""
 
 
 class Progress:
     """Draws the status line; other messages appear above it."""
 
-    def __init__(self) -> None:
+    def __init__(self, printer: Printer | None = None) -> None:
+        """Takes what writes the texts; None to write them at once."""
+        self._printer = printer
         self._drawn = False
         self._before: Status | None = None
 
@@ -45,13 +50,15 @@ class Progress:
         self._draw(f"merging: {100 * done // rows} %")
 
     def _draw(self, line: str) -> None:
+        if self._printer is not None and self._printer.is_behind:
+            return
         self._write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
         self._drawn = True
 
     def say(self, text: str) -> None:
         """Prints a line above the status line."""
         self.clear()
-        say(text)
+        self._write(f"{text}\n")
 
     def clear(self) -> None:
         """Erases the status line."""
@@ -60,11 +67,40 @@ class Progress:
             self._drawn = False
 
     def _write(self, text: str) -> None:
+        (write if self._printer is None else self._printer.write)(text)
+
+
+class Printer:
+    """Writes to stderr in a thread: a stopped terminal, or a pipe that nobody reads, holds up nobody else."""
+
+    def __init__(self) -> None:
+        self._texts: queue.Queue[str] = queue.Queue(MOST_WAITING)
+        self._left_out = 0
+        threading.Thread(target=self._write_each, daemon=True).start()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether texts wait."""
+        return self._texts.unfinished_tasks > 0
+
+    def write(self, text: str) -> None:
+        """Writes a text, later."""
         try:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        except OSError:  # the terminal is gone, but the recording continues
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            self._texts.put_nowait(text)
+        except queue.Full:
+            self._left_out += 1
+
+    def wait(self) -> None:
+        """Waits until everything is written."""
+        self._texts.join()
+        if self._left_out:
+            write(f"iaprof: {counted(self._left_out, 'more message')} could not be printed in time\n")
+            self._left_out = 0
+
+    def _write_each(self) -> None:
+        while True:
+            write(self._texts.get())
+            self._texts.task_done()
 
 
 def describe(status: Status, before: Status | None) -> str:

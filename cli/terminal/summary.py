@@ -21,11 +21,17 @@ MOST_LOSSES = 20  # listed
 
 
 def say(text: str) -> None:
-    """Prints a line on stderr; ignores errors, as the command's work still counts after its terminal was closed."""
-    if sys.stderr is None:  # closed at start; `print` would use stdout
+    """Prints a line on stderr; see `write`."""
+    write(f"{text}\n")
+
+
+def write(text: str) -> None:
+    """Writes to stderr; ignores errors, as the command's work still counts after its terminal was closed."""
+    if sys.stderr is None:  # closed at start
         return
     try:
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(text)
+        sys.stderr.flush()
     except OSError:
         # Keeps Python from writing the buffered rest again at exit, which would change the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

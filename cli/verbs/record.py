@@ -18,7 +18,7 @@ from iaprof.basics.files import check_output
 from iaprof.cli.options.captures import DEFAULT
 from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
 from iaprof.cli.options.values import checked_choice, one_of, percent, pids, size, size_or_time
-from iaprof.cli.terminal.progress import Progress
+from iaprof.cli.terminal.progress import Printer, Progress
 from iaprof.cli.terminal.summary import end_line, launch_warnings, say, say_end
 from iaprof.formats.header.labels import parse_labels
 
@@ -237,13 +237,15 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
     """
     from iaprof.record.session import Session
 
-    progress = Progress()
+    printer = Printer()
+    progress = Progress(printer)
     session = Session(options, signals, _callbacks(progress, quiet, verbose))
     try:
         status = session.run()
         header, size = session.finish()
     except Exception as error:
         progress.clear()
+        printer.wait()
         what = str(error) if isinstance(error, IaprofError) else f"this is a bug, please report it: {_place(error)}"
         if session.spool.path.exists():
             what += f"; 'iaprof recover {session.spool.path} -o FILE' saves what was recorded before"
@@ -257,6 +259,7 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
     finally:
         session.close()
     progress.clear()
+    printer.wait()
     if not quiet:
         say_end("record", options.output, header, size)
     return status

@@ -445,6 +445,7 @@ class Counter(IntEnum):
     WAIT_NS = 36  # time spent in programs for waits
     MESSAGES = 37  # of libraries in processes
     MESSAGES_LOST = 38  # ring buffer full, or unreadable
+    SAMPLE_STACKS_LOST = 39  # CPU samples without a stack, or the kernel's: ring buffer full
 
 
 def transfer_function_number(function: str) -> int:

@@ -19,7 +19,7 @@ from iaprof.record.unwinding.learner_process import DROPPED, DROPPED_MARK, Learn
 
 MAX_INTERPRETERS = 1 << 12  # that are written again into the next output file
 MOST_PROBLEMS = 16  # with interpreters that the user is warned of
-MAX_COPIED_BYTES = 48 << 20  # of copies that wait for the recording's end, in one recording
+MAX_COPIED_BYTES = 48 << 20  # of copies that wait for the end of an output file
 
 
 class FinishedStacks(Source):
@@ -135,6 +135,7 @@ class FinishedStacks(Source):
 
     def begin_part(self, since_ns: int) -> None:
         """See Source."""
+        self._copied_bytes = 0
         for _, interpreter in self._interpreters:
             self._journal.write(FrameKind.INTERPRETER, interpreter, time=since_ns)
         self._forget_interpreters()

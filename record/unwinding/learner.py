@@ -51,20 +51,24 @@ from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, Mapping
 
 
 class Budget:
-    """A share of the time; unused time adds up to at most `most_s` seconds."""
+    """What may be used of something, such as time: so much each second; what is not used adds up to at most `most`."""
 
-    def __init__(self, share: float, most_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begins with `most_s` seconds."""
-        self._share, self._most_s, self._clock = share, most_s, clock
-        self._left_s, self._at = most_s, clock()
+    def __init__(self, rate: float, most: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begins with `most`."""
+        self._rate, self._most, self._clock = rate, most, clock
+        self._left, self._at = most, clock()
 
     @property
     def wait_s(self) -> float:
-        """Seconds until time is available; 0 if it is now."""
+        """Seconds until something is left; 0 if it is now."""
         now = self._clock()
-        self._left_s = min(self._left_s + self._share * (now - self._at), self._most_s)
+        self._left = min(self._left + self._rate * (now - self._at), self._most)
         self._at = now
-        return max(0.0, -self._left_s / self._share)
+        return max(0.0, -self._left / self._rate)
+
+    def spend(self, amount: float) -> None:
+        """Counts an amount as spent; it may be more than is left."""
+        self._left -= amount
 
     @contextlib.contextmanager
     def spent(self) -> Iterator[None]:
@@ -73,7 +77,7 @@ class Budget:
         try:
             yield
         finally:
-            self._left_s -= self._clock() - began
+            self.spend(self._clock() - began)
 
 
 MOST_WAITING = 8192  # copies of launches' stacks in a queue, and pages of those in all before no more are read
@@ -84,6 +88,8 @@ SAMPLES_POLL_S = 0.25  # BPF wakes the learner for one of 16 of their copies
 MOST_READ = 8 * (COPY_PAGES + 1)  # COPY records that are read at once: of at least 8 copies, 4 of CPU samples
 KEPT_BYTES = 16 << 20  # of memory, for copies
 MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
+# Of those of CPU samples, in all: of a process that ended before its mappings were read, they are few pages each.
+SAMPLES_BYTES_A_SECOND, SAMPLES_MOST_BYTES = 1 << 20, 16 << 20
 MOST_SAMPLES = 256  # copies of CPU samples' stacks in the queue, of at most 128 KiB; they wait for those of launches
 MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information, that are kept
 MOST_PROCESSES = 512  # whose mappings are remembered
@@ -98,7 +104,7 @@ FORGET_FAILURES_S = 60.0  # after which failures, also of single processes, are 
 # The share of time for CPU samples' stacks: on a busy machine most come from new processes.
 SAMPLES_SHARE, SAMPLES_MOST_S = 0.2, 1.0
 SEARCH_SHARE, SEARCH_MOST_S = 0.2, 2.0  # the share of time for searching processes for interpreters
-ENDING_S = 2.0  # for the queues, when the recording ends; copies of launches' stacks that are left are given back
+ENDING_S = 2.0  # for the queues, when the recording ends; copies that are left are given back
 STALE_S = 10.0  # after which the rest of a copy is not awaited any longer; its thread may be stopped in between
 PRESUMED_NS = 1_000_000_000  # how long launches by a path without rules are presumed to have its last copied stack
 READY = b"r"  # message: stacks can be finished
@@ -178,8 +184,9 @@ class Learner:
         self._asked: set[tuple[int, int, int, int]] = set()
         self._sample_budget = Budget(SAMPLES_SHARE, SAMPLES_MOST_S)
         self.is_ending = False  # nothing more comes, and the rest is finished without limits of time
-        self._given_back: deque[UnfinishedStack] = deque()  # launches' stacks for the recording's end
+        self._given_back: deque[UnfinishedStack] = deque()  # for the recording's end
         self._given_back_bytes = Counter[int]()  # by process
+        self._samples_bytes = Budget(SAMPLES_BYTES_A_SECOND, SAMPLES_MOST_BYTES)
         self._dropped = 0  # copies that are neither finished nor given back
         self._processes: OrderedDict[int, Process] = OrderedDict()
         # By process and `unloads` of the state: what processes were before they unmapped code. Copies of then may wait.
@@ -351,8 +358,8 @@ class Learner:
             return self._finish_together(self._samples.take(MOST_AT_ONCE))
 
     def rest(self) -> list[bytes]:
-        """Returns the copies of launches' stacks that are left, as COPY records."""
-        for queue in (self._urgent, self._launches):
+        """Returns the copies that are left, as COPY records."""
+        for queue in (self._urgent, self._launches, self._samples):
             while queue:
                 self._give_back(*queue.take(MOST_WAITING))
         records = [record for stack in self._given_back for record in stack.copies()]
@@ -427,15 +434,18 @@ class Learner:
         self._spaces.copy_few(stack.head.ip, stack.head.depth, stack.head.tid)
 
     def _give_back(self, *stacks: UnfinishedStack) -> None:
-        """Leaves stacks to the recording's end: on a busy machine, a sound child may have been too slow."""
+        """Leaves stacks to the recording's end: their process has ended, or on a busy machine a child was too slow."""
         for stack in stacks:
             size = PAGE * len(stack.pages)
-            if stack.is_sample or not stack.is_complete:
+            if not stack.is_complete:
                 continue
-            if self._given_back_bytes[stack.pid] + size > MOST_GIVEN_BACK_BYTES:
+            is_beyond = stack.is_sample and self._samples_bytes.wait_s > 0
+            if is_beyond or self._given_back_bytes[stack.pid] + size > MOST_GIVEN_BACK_BYTES:
                 self._dropped += 1
                 continue
             self._given_back_bytes[stack.pid] += size
+            if stack.is_sample:
+                self._samples_bytes.spend(size)
             self._given_back.append(stack)
 
     def prepare(self, pid: int, will_launch: bool) -> None:

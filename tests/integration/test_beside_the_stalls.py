@@ -114,6 +114,34 @@ def test_what_the_cpus_did_meanwhile(tmp_path: Path) -> None:
     assert len(CaptureReader(tmp_path / "d").table("metric")) == 0
 
 
+# Ends after a few samples, in functions without frame pointers.
+BRIEF = """
+#include <time.h>
+static __attribute__((noinline)) int inner(void) { while (clock() < CLOCKS_PER_SEC / 40); return 1; }
+static __attribute__((noinline)) int middle(void) { return inner() + 1; }
+static __attribute__((noinline)) int outer(void) { return middle() + 1; }
+int main(void) { return outer() == 3 ? 0 : 1; }
+"""
+
+
+def test_stacks_of_programs_that_end_at_once(tmp_path: Path) -> None:
+    """Of a build, most are: the learner comes too late to see what they had mapped."""
+    (tmp_path / "brief.c").write_text(BRIEF)
+    subprocess.run(["gcc", "-O2", tmp_path / "brief.c", "-o", tmp_path / "brief"], check=True)
+    loop = f"for i in $(seq 40); do {tmp_path}/brief || exit 1; done"
+    with Hardware(tmp_path / "gpu") as hardware:
+        record(hardware, tmp_path / "c", "--cpu-freq", "499", "--symbols", "needed", "--", "sh", "-c", loop)
+    done = iaprof("report", tmp_path / "c", "--cpu-samples", "--format", "folded", "--frames", "process,cpu")
+    stacks: Counter[str] = Counter()
+    for line in done.out.splitlines():
+        stack, _, count = line.rpartition(" ")
+        if stack.startswith("brief;") and "inner" in stack:
+            stacks[stack.partition(";")[2]] += int(count)
+    # then what is in their functions has all callers
+    whole = sum(count for stack, count in stacks.items() if re.match(r"_start;.*;main;outer;middle;inner", stack))
+    assert whole > 0.97 * stacks.total() > 40 * 5
+
+
 # Starts itself a second time, in a session of its own, and both are busy; then it says who they are.
 WITH_A_CHILD = """
 import os, subprocess, sys, time

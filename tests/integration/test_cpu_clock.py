@@ -12,8 +12,10 @@ import pytest
 
 from iaprof.bpf.perf_event import CpuClock
 from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.sizes import Sizes
 from iaprof.formats.wire.launches import Counter as Counted
 from integration.recording import cpu_seconds
+from waiting import until
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
@@ -71,3 +73,28 @@ def test_a_busy_process_is_sampled_and_an_idle_one_is_not() -> None:
     assert known and all(each["pid"] == busy.pid and int(each["ips"][0]) < 1 << 47 for each in known)
     deep = [stacks[id_] for id_ in kernels if id_ in stacks]
     assert deep and all(each["pid"] == 0 and int(each["ips"][0]) >> 63 for each in deep)
+
+
+def test_samples_without_a_stack_are_counted() -> None:
+    """A reader that is stopped for long loses stacks first: the samples are shorter."""
+    # given room for few stacks, and nobody who reads
+    probes = LaunchProbes(Sizes(stack_pages=1))
+    clock = CpuClock(probes.maps["on_sample"], HZ)
+    busy = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
+    assert busy.stdout is not None
+    busy.stdout.readline()
+    # when
+    clock.enable(True)
+    used = cpu_seconds(busy.pid)
+    until(lambda: cpu_seconds(busy.pid) > used + 1, busy)
+    clock.enable(False)
+    busy.kill()
+    busy.wait()
+    found, counters = probes.samples.read(), probes.counters()
+    clock.close()
+    probes.close()
+    # then all samples are there, and those that lack a stack of user space or of the kernel have been counted
+    assert len(found) == counters[Counted.SAMPLES]
+    lacks_one = found[(found["stack"] == 0) | (found["kernel_stack"] == 0)]
+    without = int(((found["stack"] == 0) & (found["pid"] == busy.pid)).sum())
+    assert 0 < without <= counters[Counted.SAMPLE_STACKS_LOST] <= len(lacks_one)

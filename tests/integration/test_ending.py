@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.spool import FrameKind
+from iaprof.record.spool import FrameKind, SpoolReader
 from integration.recording import (
     BARE,
     IAPROF,
@@ -48,6 +48,36 @@ def start(hardware: Hardware, capture: Path, *words: str, env: dict[str, str] | 
     command = [*IAPROF, "record", "-o", str(capture), *BARE, *words]
     environment = os.environ | hardware.env() | (env or {})
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_stopped_terminal_does_not_stop_it(tmp_path: Path) -> None:
+    # given a recorder with a status line in a terminal, in which someone types Ctrl-S
+    ours, terminal = os.openpty()
+    with Hardware(tmp_path / "gpu") as hardware, open(ours, "r+b", buffering=0) as ours_file:
+        command = [*IAPROF, "record", "-o", str(tmp_path / "c"), *BARE]
+        recorder = subprocess.Popen(command, env=os.environ | hardware.env(), stderr=terminal)
+        os.close(terminal)
+        until_recording(recorder)
+        ours_file.write(b"\x13")
+        # when the status line has been drawn several times, or would have been
+        stopped_ns = time.monotonic_ns()
+        until(lambda: newest_metrics(tmp_path / "c") > stopped_ns + 3 * 10**9, recorder)
+        recorder.send_signal(signal.SIGINT)
+        until((tmp_path / "c").exists, recorder)
+        # then it waits for the terminal only to say that it has ended
+        assert recorder.poll() is None
+        ours_file.write(b"\x11")
+        said = b""
+        while b"wrote" not in said:
+            said += ours_file.read(1 << 16)
+        assert recorder.wait(timeout=300) == 0
+    assert b"more message" not in said
+
+
+def newest_metrics(capture: Path) -> int:
+    """When the last metrics were read that are in the spool, CLOCK_MONOTONIC ns."""
+    with contextlib.closing(SpoolReader(spool_of(capture))) as reader:
+        return max((frame.time for frame in reader.frames({FrameKind.METRICS})), default=0)
 
 
 @contextlib.contextmanager

@@ -192,7 +192,7 @@ def test_cpu_samples_wait_until_no_launch_does(tested: LearnerUnderTest) -> None
     found = tested.finish(*copies, copied(1000, 100), copied(1001, 200))
     tested.learner.is_ending = True  # as the last ones wait for more
     found += tested.finish(copied(1002, 200)[:0])
-    assert found == whole([1000, 1001, *range(2, MOST_SAMPLES + 2)])
+    assert found == [*whole([1000, 1001]), 1, *whole(range(2, MOST_SAMPLES + 2))]  # for the first there is no room
 
 
 def test_the_recorder_waits_only_for_what_came_before_it_asked(tested: LearnerUnderTest) -> None:
@@ -273,6 +273,18 @@ def test_only_so_many_copies_are_given_back_and_the_others_are_counted(
         messages += tested.learner.step()
     assert [_read(message) for message in messages[:-1]] == [0, 1, 2]
     assert DROPPED.unpack(messages[-1]) == (DROPPED_MARK, 2)
+
+
+def test_only_so_many_copies_of_cpu_samples_a_second_are_given_back(tested: LearnerUnderTest) -> None:
+    # given processes that ended before their mappings were read, and room for two of their copies
+    now = [0.0]
+    tested.learner._samples_bytes = Budget(PAGE / 2, 1.5 * PAGE, lambda: now[0])
+    tested.finishing.answer = ImageGone("it is gone")
+    assert tested.finish(*(copied(number, number, is_sample=True) for number in range(1, 5))) == [1, 2]
+    assert tested.finish(copied(5, 5)) == [5]  # of launches, there may be more
+    # when time goes by, there is room again
+    now[0] += 1.1
+    assert tested.finish(*(copied(number, number, is_sample=True) for number in range(6, 9))) == [6]
 
 
 def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(tested: LearnerUnderTest) -> None:
@@ -424,7 +436,7 @@ def test_a_process_whose_files_break_the_reader_waits_and_others_do_not(
     numbers = range(MOST_FAILURES + 3)
     for number in numbers:
         assert tested.finish(copied(number, 100)) == [number]  # for the recording's end
-    assert tested.finish(copied(49, 100, is_sample=True)) == []
+    assert tested.finish(copied(49, 100, is_sample=True)) == [49]
     assert len(tested.finishing.asked) == MOST_FAILURES
     # then BPF sends no more of its copies
     assert tested.spaces.done[100] >> 63
@@ -592,10 +604,10 @@ def test_copies_that_a_busy_machine_has_no_time_for_are_left_to_the_recording_s_
     recorder.shutdown(socket.SHUT_WR)
     module._serve(tested.learner, ring, channel)
     channel.close()
-    # then the launches' copies come back
+    # then the copies come back
     messages = list(iter(lambda: recorder.recv(1 << 16), b""))
     assert messages[0] == READY
-    assert [_read(message) for message in messages[1:]] == [1, 3]
+    assert [_read(message) for message in messages[1:]] == [1, 3, 2]
 
 
 def test_copies_of_another_length_are_reported() -> None:
