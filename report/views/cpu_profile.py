@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import number_texts, rows_equal
+from iaprof.formats.capture.dictionaries import rows_equal
 from iaprof.formats.capture.limits import CPU_STACKS
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct_rows, sum_groups
@@ -18,6 +17,7 @@ from iaprof.formats.profile import Launch
 from iaprof.report.join.attribution import intervals_of
 from iaprof.report.join.selection import begun_ns
 from iaprof.report.profile import ReportOptions
+from iaprof.report.views.process_names import process_names
 from iaprof.symbols.cpu_frames import CpuFrames
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.names import Symbolizer
@@ -110,16 +110,3 @@ def _merge(batches: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     rows = np.concatenate(batches)
     first, number = distinct_rows(*rows[:, :4].T)
     return np.column_stack([rows[first, :4], sum_groups(rows[:, 4:], number)])
-
-
-def process_names(processes: pa.Table) -> dict[int, str]:
-    """Returns the last name of each process, by pid. `processes` has all columns of `process` rows."""
-    texts: dict[str | None, int] = {}
-    comm = number_texts(processes["comm"], texts)
-    time, pid, tid = (processes[name].to_numpy() for name in ("time_ns", "pid", "tid"))
-    names = [text or "" for text in texts]
-    place = np.empty(len(names), np.int64)  # the alphabetical order decides between names of the same time
-    place[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
-    with_name = np.flatnonzero((pid == tid) & np.array([name != "" for name in names], bool)[comm])
-    order = with_name[np.lexsort((place[comm[with_name]], time[with_name]))]
-    return dict(zip(pid[order].tolist(), map(names.__getitem__, comm[order].tolist()), strict=True))

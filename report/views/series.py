@@ -20,7 +20,7 @@ from iaprof.formats.export import Series
 from iaprof.report.join.streams import streams
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions
-from iaprof.report.views.cpu_profile import process_names
+from iaprof.report.views.process_names import COLUMNS as NAMED_BY, process_names
 
 MAX_SERIES = 64
 MAX_PROCESSES = 8
@@ -100,7 +100,7 @@ class _Part:
         self._capture, self._start_ns = capture, start_ns
         self._host = clean(host_of(capture.header))
         self._row_filter = options.selection.row_filter(capture.header, start_ns)
-        self._processes = process_names(capture.table("process", ("time_ns", "pid", "tid", "comm")))
+        self._processes = process_names(capture.table("process", NAMED_BY))
         self._pids: _Ints | None = None  # None: all processes
         if options.selection.by_process:
             pids = options.selection.matching_pids(capture, self._processes)

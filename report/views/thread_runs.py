@@ -28,7 +28,7 @@ from iaprof.report.join.selection import Selection
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions, scope
 from iaprof.report.runs import MAX_NS, MAX_RUNS, Pairs, Runs
-from iaprof.report.views.cpu_profile import process_names
+from iaprof.report.views.process_names import COLUMNS as NAMED_BY, process_names
 from iaprof.symbols.cpu_frames import CpuFrames
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.demangle import demangled
@@ -269,7 +269,7 @@ def operator_slices(capture: CaptureReader, options: ReportOptions, most: int = 
         slices = read_host_slices(part)
         if slices is None:
             continue
-        processes = process_names(part.table("process", ("time_ns", "pid", "tid", "comm")))
+        processes = process_names(part.table("process", NAMED_BY))
         host = host_of(part.header) if len(capture.parts) > 1 else ""
         known = [Thread(processes.get(pid, ""), pid, tid, host) for pid, tid in slices.threads]
         pids = options.selection.matching_pids(part, {each.pid: each.comm for each in known})

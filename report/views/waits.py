@@ -19,8 +19,8 @@ from iaprof.report.join.attribution import intervals_of
 from iaprof.report.join.selection import begun_ns
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions
-from iaprof.report.views.cpu_profile import process_names
 from iaprof.report.views.launchers import launcher
+from iaprof.report.views.process_names import process_names
 from iaprof.symbols.cpu_frames import CpuFrames
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.names import Symbolizer
