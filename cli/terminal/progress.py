@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from iaprof.basics.quantities import counted, in_bytes
 from iaprof.cli.terminal.summary import write
@@ -71,7 +71,10 @@ class Progress:
 
 
 class Printer:
-    """Writes to stderr in a thread: a stopped terminal, or a pipe that nobody reads, holds up nobody else."""
+    """Writes to stderr in a thread: a stopped terminal, or a pipe that nobody reads, holds up nobody else.
+
+    As a context manager, it waits at the end until everything is written.
+    """
 
     def __init__(self) -> None:
         self._texts: queue.Queue[str] = queue.Queue(MOST_WAITING)
@@ -90,12 +93,13 @@ class Printer:
         except queue.Full:
             self._left_out += 1
 
-    def wait(self) -> None:
-        """Waits until everything is written."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._texts.join()
         if self._left_out:
             write(f"iaprof: {counted(self._left_out, 'more message')} could not be printed in time\n")
-            self._left_out = 0
 
     def _write_each(self) -> None:
         while True:

@@ -19,7 +19,7 @@ from iaprof.cli.options.captures import DEFAULT
 from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
 from iaprof.cli.options.values import checked_choice, one_of, percent, pids, size, size_or_time
 from iaprof.cli.terminal.progress import Printer, Progress
-from iaprof.cli.terminal.summary import end_line, launch_warnings, say, say_end
+from iaprof.cli.terminal.summary import end_line, launch_warnings, say_end
 from iaprof.formats.header.labels import parse_labels
 
 if TYPE_CHECKING:
@@ -237,29 +237,27 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
     """
     from iaprof.record.session import Session
 
-    printer = Printer()
-    progress = Progress(printer)
-    session = Session(options, signals, _callbacks(progress, quiet, verbose))
-    try:
-        status = session.run()
-        header, size = session.finish()
-    except Exception as error:
+    with Printer() as printer:
+        progress = Progress(printer)
+        session = Session(options, signals, _callbacks(progress, quiet, verbose))
+        try:
+            status = session.run()
+            header, size = session.finish()
+        except Exception as error:
+            progress.clear()
+            what = str(error) if isinstance(error, IaprofError) else f"this is a bug, please report it: {_place(error)}"
+            if session.spool.path.exists():
+                what += f"; 'iaprof recover {session.spool.path} -o FILE' saves what was recorded before"
+            if session.command_runs:
+                progress.say(f"iaprof: {clean(what)}; the command continues, and iaprof waits for it")
+                session.wait_for_command()
+                return IaprofError.exit_code
+            failure = IaprofError(what)
+            failure.exit_code = getattr(error, "exit_code", IaprofError.exit_code)
+            raise failure from error
+        finally:
+            session.close()
         progress.clear()
-        printer.wait()
-        what = str(error) if isinstance(error, IaprofError) else f"this is a bug, please report it: {_place(error)}"
-        if session.spool.path.exists():
-            what += f"; 'iaprof recover {session.spool.path} -o FILE' saves what was recorded before"
-        if session.command_runs:
-            say(f"iaprof: {clean(what)}; the command continues, and iaprof waits for it")
-            session.wait_for_command()
-            return IaprofError.exit_code
-        failure = IaprofError(what)
-        failure.exit_code = getattr(error, "exit_code", IaprofError.exit_code)
-        raise failure from error
-    finally:
-        session.close()
-    progress.clear()
-    printer.wait()
     if not quiet:
         say_end("record", options.output, header, size)
     return status

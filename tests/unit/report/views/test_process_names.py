@@ -49,7 +49,13 @@ def test_a_forked_process_has_the_name_that_its_parent_had_then() -> None:
 
 
 def test_who_is_forked_by_nobody_that_is_known_has_no_name() -> None:
-    rows = [(1, 7, "fork", 7), (2, 8, "fork", 9), (2, 9, "fork", 8), (3, 10, "fork", 11), (9, 11, "comm", "late")]
+    rows: list[tuple[int, int, str, str | int | None]] = [
+        (1, 7, "fork", 7),
+        (2, 8, "fork", 9),
+        (2, 9, "fork", 8),
+        (3, 10, "fork", 11),
+        (9, 11, "comm", "late"),
+    ]
     assert process_names(events(*rows)) == {11: "late"}
     assert process_names(events()) == {}
 
