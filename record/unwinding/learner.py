@@ -297,11 +297,28 @@ class Learner:
             process = self._remember(head.pid, state, self._mappings(head.pid, state))
             self._spaces.set(head.pid, state, process.space, self._table.bits)
 
+    def _look_at_once(self, pid: int, state: MappingState) -> None:
+        """Reads a process's mappings, and opens its files: it may end before its CPU sample's stack has its turn."""
+        known, account = self._processes.get(pid), _account_of(pid)
+        if (known is not None and known.state == state) or self._sample_budget.wait_s or self._has_failed(pid, account):
+            return
+        try:
+            with self._sample_budget.spent():
+                for mapping in self._process(pid, state).mappings:
+                    if mapping.image >= 0:
+                        self._finishing.prepare(mapping.image)
+        except ImageGone:
+            pass
+        except IaprofError:
+            self._add_failures(pid, account)
+
     def _queue(self, stack: UnfinishedStack) -> None:
         """Adds a stack to a queue: of those that lack the same rule the first one is urgent, as BPF waits for it."""
         queue = self._samples
         self._has_samples |= stack.is_sample
-        if not stack.is_sample:
+        if stack.is_sample:
+            self._look_at_once(stack.pid, stack.head.of)
+        else:
             process = self._processes.get(stack.pid)
             missed = stack.missed
             lacks = stack.pid, stack.head.of.unloads, *missed
@@ -504,17 +521,19 @@ class Learner:
                 process = self._remember(pid, state, mappings)
                 all_finished = self._walk(process, pid, stacks)
         answered: list[tuple[UnfinishedStack, Finished]] = []
+        runs = abs(born_ns(pid) - state.born) <= TICK_NS  # else it needs no rules
         for stack, finished in zip(stacks, all_finished, strict=True):
             if finished.ending is Walked.NOWHERE:
                 self._give_back(stack)
                 self._copy_few(stack)
                 continue
-            self._write_rules(process, stack, finished)
+            if runs:
+                self._write_rules(process, stack, finished)
             if finished.ending is not Walked.MEMORY or stack.is_complete:
                 answered.append((stack, finished))
         if self._table.is_crowded:
             self._grow()
-        if self._processes.get(pid) is process:
+        if runs and self._processes.get(pid) is process:
             self._spaces.set(pid, process.state, process.space, self._table.bits)
         return finished_records(answered, self._depth)
 

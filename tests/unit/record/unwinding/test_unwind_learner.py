@@ -118,6 +118,9 @@ class Finishing:
         self.answer: Finished | Exception = WHOLE
         self.asked: list[int] = []  # how many stacks at once
 
+    def prepare(self, image: int) -> bool:
+        return False
+
     def finish_all(self, _number: int, _mappings: object, copies: Sequence[object], *_: object) -> list[Finished]:
         self.asked.append(len(copies))
         if isinstance(self.answer, Exception):
@@ -273,6 +276,30 @@ def test_only_so_many_copies_are_given_back_and_the_others_are_counted(
         messages += tested.learner.step()
     assert [_read(message) for message in messages[:-1]] == [0, 1, 2]
     assert DROPPED.unpack(messages[-1]) == (DROPPED_MARK, 2)
+
+
+def test_a_process_may_end_before_the_stack_of_its_cpu_sample_has_its_turn(
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given copies of two processes, of which the second comes when there is no time for samples
+    now = [0.0]
+    tested.learner._sample_budget = Budget(0.1, 1.0, lambda: now[0])
+    prepared: list[int] = []
+    monkeypatch.setattr(tested.finishing, "prepare", prepared.append)
+    tested.learner.take(copied(1, 100, is_sample=True))
+    with tested.learner._sample_budget.spent():
+        now[0] += 1.5
+    tested.learner.take(copied(2, 200, is_sample=True))
+    # when both end
+    monkeypatch.setattr(module, "executable", lambda *_: ())
+    monkeypatch.setattr(module, "born_ns", lambda _: 1 << 60)
+    now[0] += 100
+    tested.finishing.answer = finished(rules={(1, RuleScope.INSTRUCTION): Rule(RuleKind.END)})
+    # then the first one's mappings are known and its files are open, and nobody needs its rules any more
+    assert tested.finish(copied(3, 300)[:0]) == [*whole([1]), 2]
+    assert prepared == [each.image for each in MAPPED if each.image >= 0]
+    assert tested.table.written == []
+    assert tested.spaces.calls == []
 
 
 def test_only_so_many_copies_of_cpu_samples_a_second_are_given_back(tested: LearnerUnderTest) -> None:
