@@ -180,6 +180,8 @@ class Learner:
         self._urgent, self._launches = StackQueue(MOST_WAITING), StackQueue(MOST_WAITING)
         self._samples = StackQueue(MOST_SAMPLES)
         self._has_samples = False
+        # Processes of CPU samples, whose mappings are read before these have their turn.
+        self._to_look_at: OrderedDict[int, MappingState] = OrderedDict()
         # Rules that stacks in `_urgent` lack: process, its `unloads`, address, scope.
         self._asked: set[tuple[int, int, int, int]] = set()
         self._sample_budget = Budget(SAMPLES_SHARE, SAMPLES_MOST_S)
@@ -213,6 +215,7 @@ class Learner:
         if self.has_work:
             return 0.0
         waits_s = [self._samples_wait_s] if self._samples else []
+        waits_s += [self._sample_budget.wait_s] if self._to_look_at else []
         waits_s += [self._search_budget.wait_s] if self._has_to_prepare else []
         waits_s += [STALE_S] if self._incomplete else []
         waits_s += [FORGET_FAILURES_S] if self._refused else []
@@ -224,7 +227,12 @@ class Learner:
         """Whether there is work now."""
         if self._messages or self._urgent or self._launches or self._given_back or self._dropped or self._may_forget:
             return True
-        return self._may_search or (bool(self._samples) and not self._samples_wait_s)
+        return self._may_look or self._may_search or (bool(self._samples) and not self._samples_wait_s)
+
+    @property
+    def _may_look(self) -> bool:
+        """Whether mappings of a process of CPU samples are to be read now."""
+        return bool(self._to_look_at) and not self.is_ending and not self._sample_budget.wait_s
 
     @property
     def _samples_wait_s(self) -> float:
@@ -297,29 +305,15 @@ class Learner:
             process = self._remember(head.pid, state, self._mappings(head.pid, state))
             self._spaces.set(head.pid, state, process.space, self._table.bits)
 
-    def _look_at_once(self, pid: int, state: MappingState) -> None:
-        """Reads a process's mappings, and opens its files: it may end before its CPU sample's stack has its turn."""
-        known, account = self._processes.get(pid), _account_of(pid)
-        if (known is not None and known.state == state) or self._sample_budget.wait_s or self._has_failed(pid, account):
-            return
-        try:
-            with self._sample_budget.spent():
-                for mapping in self._process(pid, state).mappings:
-                    if mapping.image >= 0:
-                        self._finishing.prepare(mapping.image)
-        except ImageGone:
-            pass
-        except IaprofError:
-            self._add_failures(pid, account)
-
     def _queue(self, stack: UnfinishedStack) -> None:
         """Adds a stack to a queue: of those that lack the same rule the first one is urgent, as BPF waits for it."""
         queue = self._samples
         self._has_samples |= stack.is_sample
+        process = self._processes.get(stack.pid)
         if stack.is_sample:
-            self._look_at_once(stack.pid, stack.head.of)
+            if (process is None or process.state != stack.head.of) and len(self._to_look_at) < MOST_PROCESSES:
+                self._to_look_at[stack.pid] = stack.head.of
         else:
-            process = self._processes.get(stack.pid)
             missed = stack.missed
             lacks = stack.pid, stack.head.of.unloads, *missed
             is_known = (
@@ -365,6 +359,10 @@ class Learner:
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
             return [DROPPED.pack(DROPPED_MARK, dropped)]
+        if self._may_look:
+            with self._sample_budget.spent():
+                self._look_at(*self._to_look_at.popitem(last=False))
+            return []
         if self._may_search:
             with self._search_budget.spent():
                 self._prepare()
@@ -373,6 +371,20 @@ class Learner:
             return []
         with self._sample_budget.spent():
             return self._finish_together(self._samples.take(MOST_AT_ONCE))
+
+    def _look_at(self, pid: int, state: MappingState) -> None:
+        """Reads a process's mappings and opens its files: it may end before its CPU samples' stacks have their turn."""
+        account = _account_of(pid)
+        if self._has_failed(pid, account):
+            return
+        try:
+            for mapping in self._process(pid, state).mappings:
+                if mapping.image >= 0:
+                    self._finishing.prepare(mapping.image)
+        except ImageGone:
+            pass
+        except IaprofError:  # perhaps a file is slow on purpose: all others wait meanwhile
+            self._add_failures(pid, account)
 
     def rest(self) -> list[bytes]:
         """Returns the copies that are left, as COPY records."""

@@ -287,9 +287,11 @@ def test_a_process_may_end_before_the_stack_of_its_cpu_sample_has_its_turn(
     prepared: list[int] = []
     monkeypatch.setattr(tested.finishing, "prepare", prepared.append)
     tested.learner.take(copied(1, 100, is_sample=True))
+    assert tested.learner.step() == []
     with tested.learner._sample_budget.spent():
         now[0] += 1.5
     tested.learner.take(copied(2, 200, is_sample=True))
+    assert not tested.learner.has_work
     # when both end
     monkeypatch.setattr(module, "executable", lambda *_: ())
     monkeypatch.setattr(module, "born_ns", lambda _: 1 << 60)
