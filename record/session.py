@@ -383,6 +383,7 @@ class Session:
         self._signals.call_once = None
         made = finisher.result()
         self.discard()
+        self._signals.exit_message = lambda: "iaprof: stopped at once; the capture is written\n"
         return made
 
     def discard(self) -> None:

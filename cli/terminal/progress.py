@@ -79,7 +79,10 @@ class Printer:
     def __init__(self) -> None:
         self._texts: queue.Queue[str] = queue.Queue(MOST_WAITING)
         self._left_out = 0
-        threading.Thread(target=self._write_each, daemon=True).start()
+        self._has_thread = False
+        with contextlib.suppress(RuntimeError):  # a limit of threads: texts are written at once
+            threading.Thread(target=self._write_each, daemon=True).start()
+            self._has_thread = True
 
     @property
     def is_behind(self) -> bool:
@@ -88,6 +91,9 @@ class Printer:
 
     def write(self, text: str) -> None:
         """Writes a text, later."""
+        if not self._has_thread:
+            write(text)
+            return
         try:
             self._texts.put_nowait(text)
         except queue.Full:
@@ -103,8 +109,11 @@ class Printer:
 
     def _write_each(self) -> None:
         while True:
-            write(self._texts.get())
-            self._texts.task_done()
+            text = self._texts.get()
+            try:
+                write(text)
+            finally:
+                self._texts.task_done()
 
 
 def describe(status: Status, before: Status | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -34,7 +35,8 @@ def write(text: str) -> None:
         sys.stderr.flush()
     except OSError:
         # Keeps Python from writing the buffered rest again at exit, which would change the exit code.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:

@@ -178,7 +178,8 @@ class _Finishing:
         self._stack_rows: list[pa.StructArray] = []
         self._stack_bytes = 0
         self._copy_frames = array("Q")  # positions in the spool,
-        self._copied = array("Q")  # and the ids of the stacks that these are copies of
+        self._copied = array("Q")  # the ids of the stacks that these are copies of,
+        self._copied_of_samples = array("B")  # and whether these are of CPU samples
         self._deferred = {kind: array("Q") for kind in _DEFERRED}  # likewise
         self._wait_totals = WaitTotals()
         self._sideband = SideBand()
@@ -360,6 +361,7 @@ class _Finishing:
             raise ValueError("it has no stack")
         self._copy_frames.append(frame.position)
         self._copied.append(int(records["id"][0]))
+        self._copied_of_samples.append(int(records["is_sample"][0] != 0))
 
     def _add_kernel(self, frame: Frame) -> None:
         if self._code_objects.is_full_with(len(frame.payload)):
@@ -383,7 +385,9 @@ class _Finishing:
         if len(self._copy_frames) and finish_stacks is not None and isinstance(depth, int) and 1 <= depth <= MAX_DEPTH:
             self._symbol_inputs.header = self._header
             missing = self._stacks.unfinished()
-            positions = (at for at, id_ in zip(self._copy_frames, self._copied, strict=True) if id_ in missing)
+            # Those of launches come first: there may be no time for all.
+            order = np.argsort(np.array(self._copied_of_samples), kind="stable").tolist()
+            positions = (self._copy_frames[at] for at in order if self._copied[at] in missing)
             copies = (np.frombuffer(spool.frame_at(position).payload, COPY) for position in positions)
             for record in finish_stacks(self._symbol_inputs, copies, depth):
                 if len(record) == PYTHON_STACK.itemsize:

@@ -19,7 +19,8 @@ from iaprof.record.unwinding.learner_process import DROPPED, DROPPED_MARK, Learn
 
 MAX_INTERPRETERS = 1 << 12  # that are written again into the next output file
 MOST_PROBLEMS = 16  # with interpreters that the user is warned of
-MAX_COPIED_BYTES = 48 << 20  # of copies that wait for the end of an output file
+MAX_COPIED_BYTES = 48 << 20  # of copies of launches' stacks that wait for the end of an output file
+MAX_SAMPLES_BYTES = 24 << 20  # likewise of CPU samples'
 
 
 class FinishedStacks(Source):
@@ -33,7 +34,8 @@ class FinishedStacks(Source):
             learner: the learner's process, closed with this source.
         """
         self._depth, self._learner = depth, learner
-        self._copied_bytes = self._copies_refused = self._copies_dropped = 0
+        self._copied_bytes = [0, 0]  # of launches, and of CPU samples
+        self._copies_refused = self._copies_dropped = 0
         self._losses_ns = time.monotonic_ns()
         self._interpreters: list[tuple[int, bytes]] = []  # pid, and the learner's message
         self._python_problems: set[str] = set()  # why the frames of some interpreters are not recorded
@@ -116,15 +118,20 @@ class FinishedStacks(Source):
 
     def _has_room_for(self, copy: np.void) -> bool:
         """Whether one more copied page is kept."""
-        self._copied_bytes += copy.nbytes
-        self._copies_refused += self._copied_bytes > MAX_COPIED_BYTES
-        return self._copied_bytes <= MAX_COPIED_BYTES
+        is_sample = bool(copy["is_sample"])
+        self._copied_bytes[is_sample] += copy.nbytes
+        has_room = self._copied_bytes[is_sample] <= (MAX_SAMPLES_BYTES if is_sample else MAX_COPIED_BYTES)
+        self._copies_refused += not has_room
+        return has_room
 
     def losses(self) -> None:
         """See Source."""
         now = time.monotonic_ns()
         if self._copies_refused:
-            detail = f"{MAX_COPIED_BYTES >> 20} MiB of them were kept already: those stacks are cut"
+            detail = (
+                f"{MAX_COPIED_BYTES >> 20} MiB of launches' were kept already, or {MAX_SAMPLES_BYTES >> 20} MiB of CPU "
+                "samples': those stacks are cut"
+            )
             self._journal.loss("stacks", "pages not copied", self._copies_refused, detail, self._losses_ns, now)
             self._copies_refused = 0
         if self._copies_dropped:
@@ -135,7 +142,7 @@ class FinishedStacks(Source):
 
     def begin_part(self, since_ns: int) -> None:
         """See Source."""
-        self._copied_bytes = 0
+        self._copied_bytes = [0, 0]
         for _, interpreter in self._interpreters:
             self._journal.write(FrameKind.INTERPRETER, interpreter, time=since_ns)
         self._forget_interpreters()

@@ -52,7 +52,7 @@ _LOSSES = {
     Counter.COPIES_LOST: ("stacks", "not copied", "no room in the ring buffer to finish them: they are cut"),
     Counter.PYTHON_LOST: ("stacks", "without Python", "no room in the ring buffer for their frames of Python"),
     Counter.SAMPLES_LOST: ("cpu samples", "lost", "no room in the ring buffer"),
-    Counter.SAMPLE_STACKS_LOST: ("stacks", "lost", "no room in the ring buffer; those CPU samples have no stack"),
+    Counter.SAMPLE_STACKS_LOST: ("stacks", "lost", "no room in the ring buffer; those CPU samples lack a stack"),
     Counter.WAITS_LOST: ("waits", "lost", "no room for them"),
     Counter.WAITS_ASTRAY: ("waits", "unreadable", "no return address was found where they were called"),
     Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),

@@ -87,9 +87,10 @@ SAMPLES_WAIT_S = 0.25  # for further ones of CPU samples, as each message to the
 SAMPLES_POLL_S = 0.25  # BPF wakes the learner for one of 16 of their copies
 MOST_READ = 8 * (COPY_PAGES + 1)  # COPY records that are read at once: of at least 8 copies, 4 of CPU samples
 KEPT_BYTES = 16 << 20  # of memory, for copies
-MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
+MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process, of launches or of CPU samples
 # Of those of CPU samples, in all: of a process that ended before its mappings were read, they are few pages each.
 SAMPLES_BYTES_A_SECOND, SAMPLES_MOST_BYTES = 1 << 20, 16 << 20
+MOST_UNSENT_BYTES = 32 << 20  # of copies to be given back, as long as launches' stacks wait
 MOST_SAMPLES = 256  # copies of CPU samples' stacks in the queue, of at most 128 KiB; they wait for those of launches
 MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information, that are kept
 MOST_PROCESSES = 512  # whose mappings are remembered
@@ -103,6 +104,7 @@ MOST_FAILURES_OF_A_USER = 8  # of the children, for all processes of one user
 FORGET_FAILURES_S = 60.0  # after which failures, also of single processes, are forgotten
 # The share of time for CPU samples' stacks: on a busy machine most come from new processes.
 SAMPLES_SHARE, SAMPLES_MOST_S = 0.2, 1.0
+LOOK_SHARE, LOOK_MOST_S = 0.1, 0.5  # the share of time for reading the mappings of processes that may end soon
 SEARCH_SHARE, SEARCH_MOST_S = 0.2, 2.0  # the share of time for searching processes for interpreters
 ENDING_S = 2.0  # for the queues, when the recording ends; copies that are left are given back
 STALE_S = 10.0  # after which the rest of a copy is not awaited any longer; its thread may be stopped in between
@@ -111,6 +113,7 @@ READY = b"r"  # message: stacks can be finished
 MISFIT = b"m"  # message: a copy had another length than COPY and was not read
 DROPPED = struct.Struct("<cI")  # message: DROPPED_MARK, and how many copies were neither finished nor given back
 DROPPED_MARK = b"d"
+_NO_SPACE = 0  # of a process that has ended
 _NO_COPIES = 1 << 63  # in place of the number of answered records: BPF sends no more
 PREPARE_REQUEST = struct.Struct("<I?")  # request: search a process for an interpreter, and open all its files or not
 _LONGEST_SETTINGS, _MOST_MAPS = 1 << 12, 16  # of the recorder's first message: JSON, and descriptors of BPF maps
@@ -124,7 +127,7 @@ class Process:
     state: MappingState
     mappings: tuple[Mapping, ...]
     number: int  # of these mappings, for the child that finishes stacks
-    space: int  # of its rules
+    space: int  # of its rules; _NO_SPACE for none
 
     def is_as(self, state: MappingState) -> bool:
         """Whether it has unmapped no code since a state, or before it."""
@@ -180,14 +183,20 @@ class Learner:
         self._urgent, self._launches = StackQueue(MOST_WAITING), StackQueue(MOST_WAITING)
         self._samples = StackQueue(MOST_SAMPLES)
         self._has_samples = False
-        # Processes of CPU samples, whose mappings are read before these have their turn.
+        # Processes of CPU samples that may end before these have their turn, and what they had mapped.
         self._to_look_at: OrderedDict[int, MappingState] = OrderedDict()
+        self._looked_at: OrderedDict[int, tuple[MappingState, tuple[Mapping, ...]]] = OrderedDict()
+        self._to_keep: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # images of these that the child has not, and a process each
+        self._look_budget = Budget(LOOK_SHARE, LOOK_MOST_S)
         # Rules that stacks in `_urgent` lack: process, its `unloads`, address, scope.
         self._asked: set[tuple[int, int, int, int]] = set()
         self._sample_budget = Budget(SAMPLES_SHARE, SAMPLES_MOST_S)
         self.is_ending = False  # nothing more comes, and the rest is finished without limits of time
         self._given_back: deque[UnfinishedStack] = deque()  # for the recording's end
-        self._given_back_bytes = Counter[int]()  # by process
+        self._given_back_bytes = Counter[int]()  # by UnfinishedStack.copies_key
+        self._unsent_bytes = 0
         self._samples_bytes = Budget(SAMPLES_BYTES_A_SECOND, SAMPLES_MOST_BYTES)
         self._dropped = 0  # copies that are neither finished nor given back
         self._processes: OrderedDict[int, Process] = OrderedDict()
@@ -215,7 +224,7 @@ class Learner:
         if self.has_work:
             return 0.0
         waits_s = [self._samples_wait_s] if self._samples else []
-        waits_s += [self._sample_budget.wait_s] if self._to_look_at else []
+        waits_s += [self._look_budget.wait_s] if self._to_look_at or self._to_keep else []
         waits_s += [self._search_budget.wait_s] if self._has_to_prepare else []
         waits_s += [STALE_S] if self._incomplete else []
         waits_s += [FORGET_FAILURES_S] if self._refused else []
@@ -231,8 +240,8 @@ class Learner:
 
     @property
     def _may_look(self) -> bool:
-        """Whether mappings of a process of CPU samples are to be read now."""
-        return bool(self._to_look_at) and not self.is_ending and not self._sample_budget.wait_s
+        """Whether a process of CPU samples is to be looked at now."""
+        return bool(self._to_look_at or self._to_keep) and not self.is_ending and not self._look_budget.wait_s
 
     @property
     def _samples_wait_s(self) -> float:
@@ -258,8 +267,9 @@ class Learner:
         return self._has_to_prepare and not self.is_ending and not self._search_budget.wait_s
 
     def has_finished(self, until: float) -> bool:
-        """Whether no stack is waiting that came until then, time.monotonic()."""
-        return min(queue.oldest() for queue in (self._urgent, self._launches, self._samples)) > until
+        """Whether no stack is waiting that came until then, time.monotonic(), and all that are given back are sent."""
+        queues = self._urgent, self._launches, self._samples
+        return not (self._given_back or self._dropped) and min(queue.oldest() for queue in queues) > until
 
     @property
     def room(self) -> int:
@@ -311,8 +321,10 @@ class Learner:
         self._has_samples |= stack.is_sample
         process = self._processes.get(stack.pid)
         if stack.is_sample:
-            if (process is None or process.state != stack.head.of) and len(self._to_look_at) < MOST_PROCESSES:
+            if process is None or process.state != stack.head.of:
                 self._to_look_at[stack.pid] = stack.head.of
+                if len(self._to_look_at) > MOST_PROCESSES:
+                    self._to_look_at.popitem(last=False)
         else:
             missed = stack.missed
             lacks = stack.pid, stack.head.of.unloads, *missed
@@ -355,13 +367,15 @@ class Learner:
             if queue:
                 return self._finish_together(queue.take(MOST_AT_ONCE))
         if self._given_back:
-            return self._given_back.popleft().copies()
+            stack = self._given_back.popleft()
+            self._unsent_bytes -= PAGE * len(stack.pages)
+            return stack.copies()
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
             return [DROPPED.pack(DROPPED_MARK, dropped)]
         if self._may_look:
-            with self._sample_budget.spent():
-                self._look_at(*self._to_look_at.popitem(last=False))
+            with self._look_budget.spent():
+                self._look()
             return []
         if self._may_search:
             with self._search_budget.spent():
@@ -372,19 +386,34 @@ class Learner:
         with self._sample_budget.spent():
             return self._finish_together(self._samples.take(MOST_AT_ONCE))
 
-    def _look_at(self, pid: int, state: MappingState) -> None:
-        """Reads a process's mappings and opens its files: it may end before its CPU samples' stacks have their turn."""
+    def _look(self) -> None:
+        """Reads the mappings of the latest process, as it may end before its CPU samples' turn; or opens its files."""
+        if not self._to_keep:
+            self._look_at(*self._to_look_at.popitem())
+            return
+        image, pid = self._to_keep.popitem()
         account = _account_of(pid)
         if self._has_failed(pid, account):
             return
         try:
-            for mapping in self._process(pid, state).mappings:
-                if mapping.image >= 0:
-                    self._finishing.prepare(mapping.image)
+            self._finishing.prepare(image)
         except ImageGone:
             pass
-        except IaprofError:  # perhaps a file is slow on purpose: all others wait meanwhile
+        except IaprofError:  # perhaps it is slow on purpose
             self._add_failures(pid, account)
+
+    def _look_at(self, pid: int, state: MappingState) -> None:
+        with contextlib.suppress(ImageGone):
+            mappings = self._mappings(pid, state)
+            # If it has executed another program since, this has another number of pages of code.
+            if sum(each.end - each.start for each in mappings if each.start >> 63 == 0) != state.exec_vm * PAGE:
+                return
+            self._looked_at[pid] = state, mappings
+            if len(self._looked_at) > MOST_PROCESSES:
+                self._looked_at.popitem(last=False)
+            for each in mappings:
+                if len(self._to_keep) < MOST_PROCESSES and not self._finishing.has(each.image):
+                    self._to_keep[each.image] = pid
 
     def rest(self) -> list[bytes]:
         """Returns the copies that are left, as COPY records."""
@@ -468,13 +497,17 @@ class Learner:
             size = PAGE * len(stack.pages)
             if not stack.is_complete:
                 continue
-            is_beyond = stack.is_sample and self._samples_bytes.wait_s > 0
-            if is_beyond or self._given_back_bytes[stack.pid] + size > MOST_GIVEN_BACK_BYTES:
+            is_beyond = self._unsent_bytes + size > MOST_UNSENT_BYTES
+            is_beyond |= self._given_back_bytes[stack.copies_key] + size > MOST_GIVEN_BACK_BYTES
+            if is_beyond or (stack.is_sample and self._samples_bytes.wait_s > 0):
                 self._dropped += 1
                 continue
-            self._given_back_bytes[stack.pid] += size
+            self._given_back_bytes[stack.copies_key] += size
+            self._unsent_bytes += size
             if stack.is_sample:
                 self._samples_bytes.spend(size)
+            # The pages are of many stacks that were read together.
+            stack.pages = {address: memoryview(bytes(page)) for address, page in stack.pages.items()}
             self._given_back.append(stack)
 
     def prepare(self, pid: int, will_launch: bool) -> None:
@@ -533,19 +566,19 @@ class Learner:
                 process = self._remember(pid, state, mappings)
                 all_finished = self._walk(process, pid, stacks)
         answered: list[tuple[UnfinishedStack, Finished]] = []
-        runs = abs(born_ns(pid) - state.born) <= TICK_NS  # else it needs no rules
+        needs_rules = process.space != _NO_SPACE and abs(born_ns(pid) - state.born) <= TICK_NS
         for stack, finished in zip(stacks, all_finished, strict=True):
             if finished.ending is Walked.NOWHERE:
                 self._give_back(stack)
                 self._copy_few(stack)
                 continue
-            if runs:
+            if needs_rules:
                 self._write_rules(process, stack, finished)
             if finished.ending is not Walked.MEMORY or stack.is_complete:
                 answered.append((stack, finished))
         if self._table.is_crowded:
             self._grow()
-        if runs and self._processes.get(pid) is process:
+        if needs_rules and self._processes.get(pid) is process:
             self._spaces.set(pid, process.state, process.space, self._table.bits)
         return finished_records(answered, self._depth)
 
@@ -577,6 +610,11 @@ class Learner:
             for earlier in (known, self._earlier.get((pid, state.unloads))):
                 if earlier is not None and earlier.is_as(state):
                     return earlier
+            if pid in self._looked_at:
+                ended = Process(*self._looked_at[pid], self._next_number, _NO_SPACE)
+                if ended.is_as(state):
+                    self._next_number += 1
+                    return ended
             raise
         process = self._remember(pid, state, mappings)
         self._search_process(pid, mappings)

@@ -289,6 +289,10 @@ class Finishing(Closing):
         self._sandbox.close()
         self._given.clear()
 
+    def has(self, image: int) -> bool:
+        """Whether the child has an image, or memory of no file."""
+        return image in self._given or image < 0
+
     def prepare(self, image: int) -> bool:
         """Opens an image for the child, unless it has it, so that the first stack that needs it does not wait.
 
@@ -320,8 +324,8 @@ class Finishing(Closing):
         """
         if len(self._given) == MOST_IMAGES:
             self._renew()
-        self._given.add(number)
         file = self._open_image(number)
+        self._given.add(number)
         try:
             parameters = {"image": number, "is_open": file is not None}
             fds = [] if file is None else [file]

@@ -244,8 +244,9 @@ def ledger_by_stack(ledger: Ledger) -> Counter[tuple[int, str, str]]:
 
 def losses(capture: Path, ledger: Ledger) -> list[dict[str, Any]]:
     """The capture's rows of what was lost, but for other tests': drivers, and modules of processes that ended soon."""
-    ours = {str(launch.pid) for launch in ledger.launches}
-    rows = [row for row in CaptureReader(capture).table("loss").to_pylist() if row["what"] != "library"]
+    ours, own = {str(launch.pid) for launch in ledger.launches}, str(runtime.build().library.parent)
+    rows = CaptureReader(capture).table("loss").to_pylist()
+    rows = [row for row in rows if row["what"] != "library" or row["detail"].startswith(own)]
     owners = (re.search(r" of process (\d+): ", row["detail"]) for row in rows)
     return [row for row, owner in zip(rows, owners, strict=True) if owner is None or owner[1] in ours]
 

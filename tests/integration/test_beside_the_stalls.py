@@ -18,6 +18,7 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.members import MEMBERS
+from iaprof.formats.header.stack_counts import recorded
 from integration.recording import IAPROF, environment, iaprof, record
 from limits import Within
 from standin import runtime
@@ -137,7 +138,10 @@ def test_stacks_of_programs_that_end_at_once(tmp_path: Path) -> None:
         stack, _, count = line.rpartition(" ")
         if stack.startswith("brief;") and "inner" in stack:
             stacks[stack.partition(";")[2]] += int(count)
-    # then what is in their functions has all callers
+    # then nearly all stacks are whole; the others execute a program, and have none
+    counts = recorded(CaptureReader(tmp_path / "c").header)["cpu_samples"]
+    assert counts.whole > 0.9 * counts.stacks > 0.9 * 40 * 5
+    # and what is in their functions has all callers
     whole = sum(count for stack, count in stacks.items() if re.match(r"_start;.*;main;outer;middle;inner", stack))
     assert whole > 0.97 * stacks.total() > 40 * 5
 

@@ -93,8 +93,8 @@ def test_samples_without_a_stack_are_counted() -> None:
     found, counters = probes.samples.read(), probes.counters()
     clock.close()
     probes.close()
-    # then all samples are there, and those that lack a stack of user space or of the kernel have been counted
-    assert len(found) == counters[Counted.SAMPLES]
+    # then those that lack a stack of user space or of the kernel have been counted
+    assert len(found) == counters[Counted.SAMPLES] - counters[Counted.SAMPLES_LOST]
     lacks_one = found[(found["stack"] == 0) | (found["kernel_stack"] == 0)]
     without = int(((found["stack"] == 0) & (found["pid"] == busy.pid)).sum())
     assert 0 < without <= counters[Counted.SAMPLE_STACKS_LOST] <= len(lacks_one)

@@ -83,6 +83,21 @@ def test_so_many_copies_are_kept_and_the_others_are_counted(spool: Spool, monkey
     assert [(loss["source"], loss["what"], loss["count"]) for loss in losses] == told
 
 
+def test_copies_of_cpu_samples_leave_room_for_those_of_launches(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SAMPLES_BYTES", COPY.itemsize)
+    stacks = FinishedStacks(DEPTH, None)  # type: ignore[arg-type]
+    stacks._journal = journal(spool)
+    of_samples = [np.frombuffer(copy(number), COPY).copy() for number in (1, 2, 3)]
+    for each in of_samples:
+        each["is_sample"] = 1
+    stacks._keep_finished([*(each.tobytes() for each in of_samples), copy(4)])
+    assert list(ids(spool, FrameKind.COPY)) == [1, 4]
+    # and in the next file there is room again
+    stacks.begin_part(0)
+    stacks._keep_finished([of_samples[1].tobytes()])
+    assert list(ids(spool, FrameKind.COPY)) == [1, 4, 2]
+
+
 def test_what_has_another_length_is_a_loss_and_not_kept(spool: Spool) -> None:
     stacks = FinishedStacks(DEPTH, None)  # type: ignore[arg-type]
     stacks._journal = journal(spool)

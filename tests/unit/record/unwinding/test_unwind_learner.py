@@ -118,8 +118,11 @@ class Finishing:
         self.answer: Finished | Exception = WHOLE
         self.asked: list[int] = []  # how many stacks at once
 
+    def has(self, image: int) -> bool:
+        return True
+
     def prepare(self, image: int) -> bool:
-        return False
+        raise AssertionError
 
     def finish_all(self, _number: int, _mappings: object, copies: Sequence[object], *_: object) -> list[Finished]:
         self.asked.append(len(copies))
@@ -209,6 +212,30 @@ def test_the_recorder_waits_only_for_what_came_before_it_asked(tested: LearnerUn
     assert tested.learner.has_finished(asked)
 
 
+def test_the_recorder_waits_for_what_is_given_back(tested: LearnerUnderTest) -> None:
+    tested.finishing.answer = ImageGone("it is gone")
+    tested.learner.take(copied(1, 100))
+    asked = time.monotonic()
+    messages = []
+    while not tested.learner.has_finished(asked):
+        messages += tested.learner.step()
+    assert [_read(message) for message in messages] == [1]
+
+
+def test_what_waits_to_be_given_back_is_limited(tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given processes that have ended, and a launch's stack that always waits
+    monkeypatch.setattr(module, "MOST_UNSENT_BYTES", 2 * PAGE)
+    tested.finishing.answer = ImageGone("it is gone")
+    tested.learner.take(np.concatenate([copied(number, 100 + number) for number in range(1, 5)]))
+    for _ in range(4):
+        assert tested.learner.step() == []
+    # when there is time to send some
+    assert [_read(message) for message in tested.learner.step() + tested.learner.step()] == [1, 2]
+    assert DROPPED.unpack(*tested.learner.step()) == (DROPPED_MARK, 2)
+    # then there is room again
+    assert tested.finish(copied(5, 100)) == [5]
+
+
 def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(
     tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,30 +305,80 @@ def test_only_so_many_copies_are_given_back_and_the_others_are_counted(
     assert DROPPED.unpack(messages[-1]) == (DROPPED_MARK, 2)
 
 
-def test_a_process_may_end_before_the_stack_of_its_cpu_sample_has_its_turn(
-    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given copies of two processes, of which the second comes when there is no time for samples
-    now = [0.0]
-    tested.learner._sample_budget = Budget(0.1, 1.0, lambda: now[0])
-    prepared: list[int] = []
-    monkeypatch.setattr(tested.finishing, "prepare", prepared.append)
-    tested.learner.take(copied(1, 100, is_sample=True))
-    assert tested.learner.step() == []
-    with tested.learner._sample_budget.spent():
-        now[0] += 1.5
-    tested.learner.take(copied(2, 200, is_sample=True))
-    assert not tested.learner.has_work
-    # when both end
-    monkeypatch.setattr(module, "executable", lambda *_: ())
+TWO_PAGES = (Mapping(0x1000, 0x2000, 0, 5), Mapping(0x9000, 0xA000, 0, -1), Mapping(1 << 63, (1 << 63) + PAGE, 0, -1))
+"""As `copied` says of processes; the last one, which is the kernel's, does not count."""
+
+
+@pytest.fixture
+def looking(tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch) -> tuple[LearnerUnderTest, list[int]]:
+    """A learner that has no time for CPU samples' stacks, and the images that it opens."""
+    tested.learner._sample_budget = Budget(0.1, 1.0, lambda: 0.0)
+    tested.learner._sample_budget.spend(2)
+    opened: list[int] = []
+    monkeypatch.setattr(tested.finishing, "prepare", opened.append)
+    monkeypatch.setattr(tested.finishing, "has", lambda image: image in opened or image < 0)
+    grown(
+        monkeypatch, (Mapping(0x1000, 0x2000, 0, 5), Mapping(0x9000, 0xA000, 0, -1), Mapping(1 << 63, 1 << 64, 0, -1))
+    )
+    return tested, opened
+
+
+def ended(tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes end, and then there is time for CPU samples' stacks."""
+    grown(monkeypatch, ())
     monkeypatch.setattr(module, "born_ns", lambda _: 1 << 60)
-    now[0] += 100
+    tested.learner._sample_budget = Budget(1.0, 1.0)
+
+
+def looked(tested: LearnerUnderTest, *copies: np.ndarray) -> None:
+    tested.learner.take(np.concatenate(copies))
+    while tested.learner.has_work:
+        assert tested.learner.step() == []
+
+
+def test_a_process_may_end_before_the_stack_of_its_cpu_sample_has_its_turn(
+    looking: tuple[LearnerUnderTest, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a process that was looked at while it ran
+    tested, opened = looking
+    looked(tested, copied(1, 100, is_sample=True))
+    # when it has ended
+    ended(tested, monkeypatch)
     tested.finishing.answer = finished(rules={(1, RuleScope.INSTRUCTION): Rule(RuleKind.END)})
-    # then the first one's mappings are known and its files are open, and nobody needs its rules any more
-    assert tested.finish(copied(3, 300)[:0]) == [*whole([1]), 2]
-    assert prepared == [each.image for each in MAPPED if each.image >= 0]
+    # then its mappings are known and its file is open, and nobody needs its rules any more
+    assert tested.finish(copied(2, 100, is_sample=True)) == whole([1, 2])
+    assert opened == [5]
     assert tested.table.written == []
     assert tested.spaces.calls == []
+
+
+def test_what_a_process_executed_since_is_not_taken_for_what_it_was(
+    looking: tuple[LearnerUnderTest, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested, opened = looking
+    looked(tested, changed(copied(1, 100, is_sample=True), exec_vm=7))  # it has two pages when it is looked at
+    ended(tested, monkeypatch)
+    assert tested.finish(copied(2, 200)[:0]) == [1]
+    assert opened == []
+
+
+def test_processes_are_looked_at_for_no_more_than_a_share_of_the_time_the_latest_first(
+    looking: tuple[LearnerUnderTest, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested, _ = looking
+    now = [0.0]
+    tested.learner._look_budget = Budget(0.1, 1.0, lambda: now[0])
+
+    def executable(*_: object) -> tuple[Mapping, ...]:
+        now[0] += 0.6
+        return TWO_PAGES
+
+    monkeypatch.setattr(module, "executable", executable)
+    # when three come at once, and looking at each takes more than half of what there is
+    looked(tested, *(copied(pid, pid, is_sample=True) for pid in (1, 2, 3)))
+    ended(tested, monkeypatch)
+    # then the first one has ended before its turn
+    assert sorted(tested.finish(copied(4, 4)[:0]), key=str) == [*whole([2, 3]), 1]
 
 
 def test_only_so_many_copies_of_cpu_samples_a_second_are_given_back(tested: LearnerUnderTest) -> None:
