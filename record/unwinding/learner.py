@@ -183,12 +183,11 @@ class Learner:
         self._urgent, self._launches = StackQueue(MOST_WAITING), StackQueue(MOST_WAITING)
         self._samples = StackQueue(MOST_SAMPLES)
         self._has_samples = False
-        # Processes of CPU samples that may end before these have their turn, and what they had mapped.
+        # Processes of CPU samples that may end before these have their turn; what they had mapped; and images that the
+        # child is to be given of that, each with its process.
         self._to_look_at: OrderedDict[int, MappingState] = OrderedDict()
         self._looked_at: OrderedDict[int, tuple[MappingState, tuple[Mapping, ...]]] = OrderedDict()
-        self._to_keep: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # images of these that the child has not, and a process each
+        self._to_give: OrderedDict[int, int] = OrderedDict()
         self._look_budget = Budget(LOOK_SHARE, LOOK_MOST_S)
         # Rules that stacks in `_urgent` lack: process, its `unloads`, address, scope.
         self._asked: set[tuple[int, int, int, int]] = set()
@@ -224,7 +223,7 @@ class Learner:
         if self.has_work:
             return 0.0
         waits_s = [self._samples_wait_s] if self._samples else []
-        waits_s += [self._look_budget.wait_s] if self._to_look_at or self._to_keep else []
+        waits_s += [self._look_budget.wait_s] if self._to_look_at or self._to_give else []
         waits_s += [self._search_budget.wait_s] if self._has_to_prepare else []
         waits_s += [STALE_S] if self._incomplete else []
         waits_s += [FORGET_FAILURES_S] if self._refused else []
@@ -241,7 +240,7 @@ class Learner:
     @property
     def _may_look(self) -> bool:
         """Whether a process of CPU samples is to be looked at now."""
-        return bool(self._to_look_at or self._to_keep) and not self.is_ending and not self._look_budget.wait_s
+        return bool(self._to_look_at or self._to_give) and not self.is_ending and not self._look_budget.wait_s
 
     @property
     def _samples_wait_s(self) -> float:
@@ -388,10 +387,10 @@ class Learner:
 
     def _look(self) -> None:
         """Reads the mappings of the latest process, as it may end before its CPU samples' turn; or opens its files."""
-        if not self._to_keep:
+        if not self._to_give:
             self._look_at(*self._to_look_at.popitem())
             return
-        image, pid = self._to_keep.popitem()
+        image, pid = self._to_give.popitem()
         account = _account_of(pid)
         if self._has_failed(pid, account):
             return
@@ -412,8 +411,8 @@ class Learner:
             if len(self._looked_at) > MOST_PROCESSES:
                 self._looked_at.popitem(last=False)
             for each in mappings:
-                if len(self._to_keep) < MOST_PROCESSES and not self._finishing.has(each.image):
-                    self._to_keep[each.image] = pid
+                if len(self._to_give) < MOST_PROCESSES and not self._finishing.has(each.image):
+                    self._to_give[each.image] = pid
 
     def rest(self) -> list[bytes]:
         """Returns the copies that are left, as COPY records."""
