@@ -4,6 +4,7 @@
 What both drivers have in common is in test_standin_xe.py, whose small recorder runs here, too.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -251,11 +252,11 @@ fault(FAULT_RESET)
 say(before=before, silent=silent, after=after, records=len(records) // 64, lost=lost, again=resets(fd))
 """,
     )
-    ledger = hardware.ledger()
+    ledger, told = hardware.ledger(), not os.geteuid()  # the driver tells only root how often
     assert said["before"] == [0, "ENOENT", "EINVAL"]
     assert said["silent"] == ["EAGAIN", "", ""]
-    assert said["after"] == [1, 1, "EAGAIN"]
-    assert (said["records"], said["lost"], said["again"]) == (ledger.records_captured, 0, 2)
+    assert said["after"] == [told, told, "EAGAIN"]
+    assert (said["records"], said["lost"], said["again"]) == (ledger.records_captured, 0, 2 * told)
     assert ledger.records_captured > 0 < ledger.records_unread
 
 
