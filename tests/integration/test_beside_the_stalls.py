@@ -118,9 +118,9 @@ def test_what_the_cpus_did_meanwhile(tmp_path: Path) -> None:
 # Ends after a few samples, in functions without frame pointers.
 BRIEF = """
 #include <time.h>
-static __attribute__((noinline)) int inner(void) { while (clock() < CLOCKS_PER_SEC / 40); return 1; }
-static __attribute__((noinline)) int middle(void) { return inner() + 1; }
-static __attribute__((noinline)) int outer(void) { return middle() + 1; }
+static __attribute__((noipa)) int inner(void) { while (clock() < CLOCKS_PER_SEC / 40); return 1; }
+static __attribute__((noipa)) int middle(void) { return inner() + 1; }
+static __attribute__((noipa)) int outer(void) { return middle() + 1; }
 int main(void) { return outer() == 3 ? 0 : 1; }
 """
 
