@@ -390,18 +390,11 @@ class Learner:
         if not self._to_give:
             self._look_at(*self._to_look_at.popitem())
             return
-        image, pid = self._to_give.popitem()
-        account = _account_of(pid)
-        if self._has_failed(pid, account):
-            return
-        try:
-            self._finishing.prepare(image)
-        except ImageGone:
-            pass
-        except IaprofError:  # perhaps it is slow on purpose
-            self._add_failures(pid, account)
+        self._open_ahead(*self._to_give.popitem(), self._finishing.prepare)
 
     def _look_at(self, pid: int, state: MappingState) -> None:
+        if pid in self._looked_at and self._looked_at[pid][0] == state:
+            return
         with contextlib.suppress(ImageGone):
             mappings = self._mappings(pid, state)
             # If it has executed another program since, this has another number of pages of code.
@@ -532,16 +525,21 @@ class Learner:
         if not queue:
             queue, prepare = self._to_read, self._finishing.read_ahead
         image, pid = queue.popitem(last=False)
+        if self._open_ahead(image, pid, prepare):
+            self._to_read[image] = pid
+
+    def _open_ahead(self, image: int, pid: int, prepare: Callable[[int], bool]) -> bool:
+        """Prepares an image of a process in the child; returns whether to read more of it ahead."""
         account = _account_of(pid)
         if self._has_failed(pid, account):
-            return
+            return False
         try:
-            if prepare(image):
-                self._to_read[image] = pid
+            return prepare(image)
         except ImageGone:
             pass
         except IaprofError:  # perhaps it is slow on purpose: all others wait meanwhile
             self._add_failures(pid, account)
+        return False
 
     def _search_process(self, pid: int, mappings: tuple[Mapping, ...]) -> None:
         account, failures = _account_of(pid), self._interpreters.failures

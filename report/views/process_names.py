@@ -33,14 +33,14 @@ def process_names(processes: pa.Table) -> dict[int, str]:
     count, at = len(rows), np.arange(len(rows))
     keys = pid[rows].astype(np.int64) * count + at
     by_process = np.argsort(keys)
-    keys = keys[by_process]
-    before = np.searchsorted(keys, ppid[rows].astype(np.int64) * count + at) - 1
-    has_parent = (before >= 0) & (keys[before] // max(count, 1) == ppid[rows])
+    whose = pid[rows[by_process]]
+    before = np.searchsorted(keys[by_process], ppid[rows].astype(np.int64) * count + at) - 1
+    has_parent = (before >= 0) & (whose[before] == ppid[rows])
     named_by = np.where(is_named[rows], at, np.where(has_parent, by_process[before], count))
     named_by = np.append(named_by, count)  # stands for no name
     while not np.array_equal(named_by, further := named_by[named_by]):
         named_by = further
-    is_last = np.append(keys[1:] // max(count, 1) != keys[:-1] // max(count, 1), True)[:count]
+    is_last = np.append(whose[1:] != whose[:-1], True)[:count]
     last = by_process[is_last]
     last = last[named_by[last] < count]
     return dict(zip(pid[rows[last]].tolist(), map(names.__getitem__, comm[rows[named_by[last]]].tolist()), strict=True))
