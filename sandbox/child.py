@@ -103,7 +103,8 @@ def _give_up_rights(allowed: dict[str, Any]) -> None:
             resource.RLIMIT_NOFILE: _STANDARD_FILES + 2 * files if files else 0,
             resource.RLIMIT_DATA: allowed["memory_bytes"],
             resource.RLIMIT_AS: allowed["memory_bytes"] + allowed["mapped_bytes"],
-        }
+        },
+        tuple(allowed["user"]),
     )
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))  # so that no other process of nobody can trace it

@@ -26,6 +26,7 @@ from typing import Any
 from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.deadline import Deadline
 from iaprof.sandbox.messages import ANSWER, IS_BYTES, LONGEST_DATA, REQUEST, receive
+from iaprof.sandbox.privileges import NOBODY
 from iaprof.sandbox.worker import Closing, Worker
 
 _EXIT_SECONDS = 2.0  # for a killed child to free its memory
@@ -69,6 +70,7 @@ class Limits:
     files: int = 0  # maximum number of open files in a request
     mapped_bytes: int = 0  # of these files that may be mapped at once, in addition to memory_bytes
     written_bytes: int = 0  # maximum length of a file that the child writes
+    user: tuple[int, int] = (NOBODY, NOBODY)  # in place of root; the parent's, if that gives up root and has to end it
 
 
 class Sandbox(Closing):

@@ -27,7 +27,9 @@ from iaprof.cli.interactive.view import View
 from iaprof.cli.live.state import LiveState
 from iaprof.cli.terminal.summary import say
 from iaprof.gpu.vendors import VENDORS, layouts
+from iaprof.report.gpu.decoder import gpu_sandbox
 from iaprof.report.gpu.module import GpuModuleLoader
+from iaprof.sandbox.parent import Limits
 from iaprof.sandbox.privileges import give_up_privileges
 
 REFRESH_S = 1.0
@@ -56,18 +58,18 @@ def main(title: str, spool: str, terminal: str, printed: str, uid: str, gid: str
     """
     channel = socket.socket(fileno=os.dup(_CHANNEL))
     os.dup2(int(terminal), 0)
-    loader = GpuModuleLoader()
+    user = int(uid), int(gid)
+    sandbox = gpu_sandbox(Limits(user=user))  # who may end it, as this process must
+    loader = GpuModuleLoader(sandbox)
     loader.load(b"", None, only=())  # starts its process, which this one may not be able to start later
     state = LiveState(Path(f"/proc/self/fd/{spool}"), loader)
     _import_the_rest()
-    give_up_privileges(
-        {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_AS: _MEMORY_BYTES}, (int(uid), int(gid))
-    )
+    give_up_privileges({resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_AS: _MEMORY_BYTES}, user)
     view = LiveView(title, state, channel, int(printed))
     view.run()
     for line in view.last_lines():
         say(line)
-    loader.close()
+    sandbox.close()
 
 
 def _import_the_rest() -> None:

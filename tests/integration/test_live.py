@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.sandbox.privileges import NOBODY
 from integration.recording import IAPROF, environment, iaprof
 from standin import runtime
 from standin.hardware import Hardware
@@ -19,7 +18,8 @@ pytestmark = pytest.mark.bpf
 SCRIPT = (
     'echo "this is printed"; told=$1; shift; "$@" & while [ ! -e $told ]; do sleep 0.1; done; kill $!; wait; exit 3'
 )
-SUDO = {"SUDO_UID": str(NOBODY), "SUDO_GID": str(NOBODY)}
+USER = "12345"  # neither root nor the user that children of root become
+SUDO = {"SUDO_UID": USER, "SUDO_GID": USER}
 
 
 def shown(hardware: Hardware, *words: object, **more: str) -> Terminal:
@@ -53,7 +53,7 @@ def test_a_recording_is_shown_by_a_process_without_rights_and_kept_if_wanted(tmp
             # then
             (display,) = displays(terminal.process.pid)
             status = dict(line.split(":", 1) for line in (display / "status").read_text().splitlines())
-            assert status["Uid"].split() == status["Gid"].split() == [str(NOBODY)] * 4
+            assert status["Uid"].split() == status["Gid"].split() == [USER] * 4
             assert status["CapEff"].split() == ["0000000000000000"]
             assert status["NoNewPrivs"].split() == ["1"]
             # when
