@@ -11,6 +11,7 @@ import gc
 import os
 import platform
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -350,6 +351,9 @@ class Session:
             # Started now, so that its imports are done when the spool is complete.
             self._finisher = Finisher(self.spool, self._options.symbols, roots=self._roots.by_process())
         if self._command is not None:
+            number = self._command.killed_by
+            if number and not self._signals.count:  # those on Ctrl-C, users know of
+                self._callbacks.warn(f"signal {number} ({signal.strsignal(number)}) ended the command")
             self._command.end()
         time.sleep(DRAIN_S)
         for source in self._sources:
@@ -449,10 +453,14 @@ class Command:
         return self._process.poll() is None
 
     @property
+    def killed_by(self) -> int:
+        """The number of the signal that ended the command; 0 for none."""
+        return max(-(self._process.poll() or 0), 0)
+
+    @property
     def exit_code(self) -> int:
         """The command's exit code, 128 + signal number if a signal ended it; 0 while it runs."""
-        status = self._process.returncode
-        return 128 - status if status is not None and status < 0 else status or 0
+        return 128 + self.killed_by if self.killed_by else self._process.returncode or 0
 
     def forward(self) -> None:
         """Sends the command the signals that came for it."""

@@ -19,6 +19,7 @@
 #include <elf.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -27,6 +28,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #define _SDT_HAS_SEMAPHORES 1
@@ -1545,6 +1548,45 @@ static void *open_cupti(void)
     return found;
 }
 
+/* What CUPTI calls as strdup(). cuptiPCSamplingGetData() looks up the functions of the instructions that CUPTI's own thread has
+ * decoded, lets go of the lock, takes it again, and copies their names. If its thread adds an instruction in between, the name is
+ * NULL, and strdup() ends the program: with CUDA 13.0, once in some minutes of a training, and more often on a busy machine. With a
+ * name, CUPTI hands out these samples with the CRC 0, and they are counted as those of no known function. */
+static char *copy_of_name(const char *name)
+{
+    return strdup(name ? name : "");
+}
+
+/* Has a library call `function` where it calls the function with this name of another library. */
+static void replace_imported(void *library, const char *name, void *function)
+{
+    const Elf64_Rela *relocations = NULL;
+    const Elf64_Sym *symbols = NULL;
+    const char *names = NULL;
+    size_t bytes = 0;
+    uintptr_t page = getauxval(AT_PAGESZ);
+    struct link_map *map;
+    if (dlinfo(library, RTLD_DI_LINKMAP, &map))
+        return;
+    for (const Elf64_Dyn *each = map->l_ld; each->d_tag != DT_NULL; each++) {
+        if (each->d_tag == DT_JMPREL)
+            relocations = (const void *)each->d_un.d_ptr;
+        else if (each->d_tag == DT_PLTRELSZ)
+            bytes = each->d_un.d_val;
+        else if (each->d_tag == DT_SYMTAB)
+            symbols = (const void *)each->d_un.d_ptr;
+        else if (each->d_tag == DT_STRTAB)
+            names = (const void *)each->d_un.d_ptr;
+    }
+    for (size_t i = 0; i < bytes / sizeof *relocations; i++) {
+        uintptr_t slot = map->l_addr + relocations[i].r_offset;
+        /* In NVIDIA's libraries it can be written to; in one that is linked with -z now, it can from now on. */
+        if (!strcmp(names + symbols[ELF64_R_SYM(relocations[i].r_info)].st_name, name) &&
+            !mprotect((void *)(slot & -page), page, PROT_READ | PROT_WRITE))
+            __atomic_store_n((void **)slot, function, __ATOMIC_RELEASE);
+    }
+}
+
 /* Subscribes to what is needed; returns what CUPTI says of the first that fails. */
 static int begin(void)
 {
@@ -1604,6 +1646,7 @@ static void start(void)
     }
     *(void **)&module_of_function = dlsym(cuda, "cuFuncGetModule");
     *(void **)&library_of_kernel = dlsym(cuda, "cuKernelGetLibrary");
+    replace_imported(library, "strdup", copy_of_name);
     paths_begin();
     int result = begin();
     if (!result && start_thread()) {

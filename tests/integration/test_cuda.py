@@ -421,6 +421,17 @@ def test_why_nothing_is_sampled_is_said_once(machine: Machine, fault: str, said:
     assert f"{recorded.ledgers[0].pid} A launches 2000" in recorded.done.out  # the program did all of its work
 
 
+def test_a_function_that_cupti_has_not_looked_up_does_no_harm(machine: Machine) -> None:
+    """CUPTI copies the names of functions, and ends the program if there is none."""
+    recorded = Recorded(machine, *WORK, faults="not-looked-up")
+    (ledger,) = recorded.ledgers
+    assert f"{ledger.pid} A launches 2000" in recorded.done.out  # the program did all of its work
+    assert launched(recorded) == {REDUCE: 2000, SCALE: 300}
+    # and these samples are counted
+    assert recorded.samples + recorded.lost("unplaced") == ledger.handed()
+    assert recorded.samples > recorded.lost("unplaced") > 0
+
+
 @thorough
 def test_answers_that_make_no_sense_do_no_harm(machine: Machine) -> None:
     recorded = Recorded(machine, *WORK, faults="nonsense,activity-nonsense")

@@ -306,7 +306,7 @@ def test_launches_without_end_do_not_keep_the_recorder_awake(tmp_path: Path, wit
 
 @thorough
 def test_the_commands_own_business(tmp_path: Path) -> None:
-    """It has our standard input, may end at once, and may leave a process behind."""
+    """It has our standard input, may end at once, may crash, and may leave a process behind."""
     with Hardware(tmp_path / "gpu") as hardware:
         command = [*IAPROF, "record", *BARE, "-q", "-f", "-o", str(tmp_path / "c"), "--"]
         environment = os.environ | hardware.env()
@@ -314,6 +314,10 @@ def test_the_commands_own_business(tmp_path: Path) -> None:
             [*command, "cat"], env=environment, input="text", capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "text", "")
+        crash = [word for word in command if word != "-q"] + ["sh", "-c", "kill -SEGV $$"]
+        done = subprocess.run(crash, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 128 + signal.SIGSEGV
+        assert done.stderr.startswith("iaprof: signal 11 (Segmentation fault) ended the command\n")
         script = "sleep 600 > /dev/null 2>&1 & echo $!"
         done = subprocess.run(
             [*command, "sh", "-c", script], env=environment, capture_output=True, text=True, check=False

@@ -25,6 +25,8 @@
  *                         one row more in each answer: without a name, of a reason that does not exist, with more reasons than there
  *                         is room for, of an instruction or a function that does not exist, of a cubin that was never loaded
  *   nonsense              all of them
+ *   not-looked-up         each third row is one whose function was not looked up yet: the rest of it is 0, and its name is what
+ *                         strdup(NULL) returns, as with NVIDIA's
  *   cubin-truncated, cubin-damaged, cubin-empty, cubin-brief
  *                         what MODULE_LOADED shows: half of it, other bytes, nothing, one that is gone after the callback
  *   unload                what was not handed out of a module's samples when it was unloaded is lost
@@ -473,6 +475,12 @@ static uint64_t first_kinds(const uint64_t *counts)
     return sum;
 }
 
+/* Returns a function's name; NULL if the function is unknown. */
+static __attribute__((noipa)) const char *name_of(const struct CUfunc_st *function)
+{
+    return function ? function->name : NULL;
+}
+
 /* One row of an answer; false: none of its reasons is wanted. */
 static bool put_row(struct standin_sampling *s, struct standin_row *row, CUpti_PCSamplingPCData *to)
 {
@@ -489,9 +497,15 @@ static bool put_row(struct standin_sampling *s, struct standin_row *row, CUpti_P
     to->cubinCrc = row->function->module->crc;
     to->pcOffset = (uint64_t)row->instruction * STANDIN_INSTRUCTION;
     to->functionIndex = row->function->symbol;
-    to->functionName = row->function->name; /* one for all rows */
+    to->functionName = (char *)name_of(row->function); /* one for all rows */
     to->stallReasonCount = count;
     to->correlationId = 0;
+    if (fault("not-looked-up") && ++s->looked_up % 3 == 0) {
+        static char *of_none; /* one for all, and not freed */
+        to->cubinCrc = to->pcOffset = to->functionIndex = 0;
+        of_none = of_none ? of_none : strdup(name_of(NULL));
+        to->functionName = of_none;
+    }
     return count != 0;
 }
 

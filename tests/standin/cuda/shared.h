@@ -77,6 +77,7 @@ struct standin_sampling {
     uint64_t handed, dropped, nonuser, spoiled; /* samples told, of all kinds */
     uint64_t new_dropped, new_nonuser;          /* not yet told */
     uint64_t lost, full;                        /* samples lost by a full hardware buffer; how often it was full */
+    uint64_t looked_up;                         /* rows whose functions were looked up, or should have been */
     uint64_t calls, failures, decodings;        /* of cuptiPCSamplingGetData; those that found something new */
     struct standin_execution *first, **last;
     struct standin_row *rows, **last_row; /* with pending samples */
