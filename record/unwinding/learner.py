@@ -20,7 +20,7 @@ import socket
 import struct
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -47,6 +47,7 @@ from iaprof.record.unwinding.unfinished import (
 )
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.sandbox.worker import Closing
+from iaprof.symbols.unwind.cfi import RSP
 from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, Mapping
 
 
@@ -185,7 +186,7 @@ class Learner:
         self._has_samples = False
         # Processes of CPU samples that may end before these have their turn; what they had mapped; and images that the
         # child is to be given of that, each with its process.
-        self._to_look_at: OrderedDict[int, MappingState] = OrderedDict()
+        self._to_look_at: OrderedDict[int, Copied] = OrderedDict()
         self._looked_at: OrderedDict[int, tuple[MappingState, tuple[Mapping, ...]]] = OrderedDict()
         self._to_give: OrderedDict[int, int] = OrderedDict()
         self._look_budget = Budget(LOOK_SHARE, LOOK_MOST_S)
@@ -311,7 +312,7 @@ class Learner:
         if known is None or known.is_as(state):
             return
         with contextlib.suppress(IaprofError):  # it has ended, or gone on
-            process = self._remember(head.pid, state, self._mappings(head.pid, state))
+            process = self._remember(head.pid, state, self._mappings(head.pid, state, [head.start[RSP]]))
             self._spaces.set(head.pid, state, process.space, self._table.bits)
 
     def _queue(self, stack: UnfinishedStack) -> None:
@@ -321,7 +322,7 @@ class Learner:
         process = self._processes.get(stack.pid)
         if stack.is_sample:
             if process is None or process.state != stack.head.of:
-                self._to_look_at[stack.pid] = stack.head.of
+                self._to_look_at[stack.pid] = stack.head
                 if len(self._to_look_at) > MOST_PROCESSES:
                     self._to_look_at.popitem(last=False)
         else:
@@ -388,16 +389,17 @@ class Learner:
     def _look(self) -> None:
         """Reads the mappings of the latest process, as it may end before its CPU samples' turn; or opens its files."""
         if not self._to_give:
-            self._look_at(*self._to_look_at.popitem())
+            self._look_at(self._to_look_at.popitem()[1])
             return
         self._open_ahead(*self._to_give.popitem(), self._finishing.prepare)
 
-    def _look_at(self, pid: int, state: MappingState) -> None:
+    def _look_at(self, head: Copied) -> None:
+        pid, state = head.pid, head.of
         if pid in self._looked_at and self._looked_at[pid][0] == state:
             return
         with contextlib.suppress(ImageGone):
-            mappings = self._mappings(pid, state)
-            # If it has executed another program since, this has another number of pages of code.
+            mappings = self._mappings(pid, state, [head.start[RSP]])
+            # If it has mapped or unmapped code since, it has another number of pages of it.
             if sum(each.end - each.start for each in mappings if each.start >> 63 == 0) != state.exec_vm * PAGE:
                 return
             self._looked_at[pid] = state, mappings
@@ -554,11 +556,12 @@ class Learner:
             ImageGone: the process is not what it was when the stacks were copied.
             IaprofError: a child failed.
         """
-        process = self._process(pid, state)
+        sps = [stack.head.start[RSP] for stack in stacks]
+        process = self._process(pid, state, sps)
         all_finished = self._walk(process, pid, stacks)
         if any(finished.met_unknown for finished in all_finished):
             # A JIT maps more memory for its code, which the kernel does not count as code if it is writable, too.
-            mappings = self._mappings(pid, state)
+            mappings = self._mappings(pid, state, sps)
             if mappings != process.mappings:
                 process = self._remember(pid, state, mappings)
                 all_finished = self._walk(process, pid, stacks)
@@ -583,26 +586,31 @@ class Learner:
         copies, limits = [stack.copy() for stack in stacks], [stack.limit(self._depth) for stack in stacks]
         return self._finishing.finish_all(process.number, process.mappings, copies, limits, Memory(pid).page)
 
-    def _mappings(self, pid: int, state: MappingState) -> tuple[Mapping, ...]:
+    def _mappings(self, pid: int, state: MappingState, sps: Collection[int]) -> tuple[Mapping, ...]:
         """Returns a process's executable mappings, which had all code that it had mapped in a state.
 
+        Args:
+            pid: the process.
+            state: of its mappings.
+            sps: stack pointers that it had in that state.
+
         Raises:
-            ImageGone: it has unmapped code since, or ended.
+            ImageGone: it has unmapped code since, executed another program, or ended.
         """
         if self._spaces.unloads(pid) != state.unloads:
             raise ImageGone
-        mappings = executable(pid, self._images)
+        mappings = executable(pid, self._images, sps)
         if not mappings or abs(born_ns(pid) - state.born) > TICK_NS or self._spaces.unloads(pid) != state.unloads:
             raise ImageGone
         return mappings
 
-    def _process(self, pid: int, state: MappingState) -> Process:
+    def _process(self, pid: int, state: MappingState, sps: Collection[int]) -> Process:
         known = self._processes.get(pid)
         if known is not None and known.state == state:
             self._processes.move_to_end(pid)
             return known
         try:
-            mappings = self._mappings(pid, state)
+            mappings = self._mappings(pid, state, sps)
         except ImageGone:
             for earlier in (known, self._earlier.get((pid, state.unloads))):
                 if earlier is not None and earlier.is_as(state):

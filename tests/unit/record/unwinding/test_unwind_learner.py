@@ -160,7 +160,7 @@ def _read(message: bytes) -> tuple[int, Walked] | int:
 def tested(monkeypatch: pytest.MonkeyPatch) -> LearnerUnderTest:
     monkeypatch.setattr(module, "SAMPLES_WAIT_S", 0.0)
     monkeypatch.setattr(module, "SAMPLES_POLL_S", math.inf)
-    monkeypatch.setattr(module, "executable", lambda pid, images: MAPPED)
+    monkeypatch.setattr(module, "executable", lambda *_: MAPPED)
     monkeypatch.setattr(module, "born_ns", lambda pid: 0)
     monkeypatch.setattr(module, "rights_of", lambda pid: Rights(pid // 100, 0))
     return LearnerUnderTest()
@@ -450,7 +450,7 @@ def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tested: 
 
 def grown(monkeypatch: pytest.MonkeyPatch, mapped: tuple[Mapping, ...]) -> None:
     """From now on processes have these mappings."""
-    monkeypatch.setattr(module, "executable", lambda pid, images: mapped)
+    monkeypatch.setattr(module, "executable", lambda *_: mapped)
 
 
 def changed(copies: np.ndarray, exec_vm: int = 2, unloads: int = 1) -> np.ndarray:
@@ -530,7 +530,7 @@ def test_a_library_that_was_unloaded_meanwhile_teaches_nothing(tested: LearnerUn
 def test_a_process_that_is_gone_leaves_its_copies_to_the_recording_s_end(
     tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "executable", lambda pid, images: ())
+    monkeypatch.setattr(module, "executable", lambda *_: ())
     assert tested.finish(copied(1, 100), copied(2, 100)) == [1, 2]
 
 
