@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -55,7 +56,8 @@ def maps_of(pid: int | None = None) -> bytes:
 def is_mapped(text: bytes, addresses: Collection[int]) -> bool:
     """Whether any of these addresses is in a mapping of what `maps_of` gave."""
     spans = (line.partition(b" ")[0].partition(b"-") for line in text.splitlines())
-    return any(int(low, 16) <= each < int(high, 16) for low, _, high in spans if high for each in addresses)
+    bounds = [int(bound, 16) for low, _, high in spans if high for bound in (low, high)]  # ascending
+    return any(bisect_right(bounds, each) % 2 for each in addresses)
 
 
 def mappings(text: bytes, wanted: re.Pattern[bytes] = EVERY) -> Iterator[Mapping]:
