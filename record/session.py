@@ -352,8 +352,8 @@ class Session:
             self._finisher = Finisher(self.spool, self._options.symbols, roots=self._roots.by_process())
         if self._command is not None:
             number = self._command.killed_by
-            if number and not self._signals.count:  # those on Ctrl-C, users know of
-                self._callbacks.warn(f"signal {number} ({signal.strsignal(number)}) ended the command")
+            if number and number not in _BY_USERS:
+                self._callbacks.warn(f"signal {number} ({signal.strsignal(number) or 'unknown'}) ended the command")
             self._command.end()
         time.sleep(DRAIN_S)
         for source in self._sources:
@@ -417,6 +417,7 @@ class Session:
             self._command.wait()
 
 
+_BY_USERS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM)  # who end commands by these
 PATIENCE_S = 3.0  # how long a command that handles the ending signal itself may go on running
 WAIT_S = 1.0  # how long `end` waits for the command after SIGTERM
 

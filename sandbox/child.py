@@ -1,7 +1,7 @@
 """The child process of sandbox.parent: gives up its rights, then serves the parent's requests with a reader module.
 
 It first imports, loads and opens everything that it will need. Afterwards it cannot open files or start processes, can
-write only to files that it gets from the parent, and has the user nobody instead of root.
+write only to files that it gets from the parent, and has the user nobody, or another one, instead of root.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def _give_up_rights(allowed: dict[str, Any]) -> None:
         tuple(allowed["user"]),
     )
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))  # so that no other process of nobody can trace it
+    # So that other processes of its user cannot trace it.
+    libc.prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))
     filter_system_calls(libc)
 
 

@@ -70,7 +70,7 @@ class Limits:
     files: int = 0  # maximum number of open files in a request
     mapped_bytes: int = 0  # of these files that may be mapped at once, in addition to memory_bytes
     written_bytes: int = 0  # maximum length of a file that the child writes
-    user: tuple[int, int] = (NOBODY, NOBODY)  # in place of root; the parent's, if that gives up root and has to end it
+    user: tuple[int, int] = (NOBODY, NOBODY)  # in place of root: for a parent that gives up root, its own, to kill it
 
 
 class Sandbox(Closing):

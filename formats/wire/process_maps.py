@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 HUGE_PAGE = 2 << 20  # bytes; the size to which programs align text that they copy into huge pages
@@ -51,13 +50,6 @@ def maps_of(pid: int | None = None) -> bytes:
             return file.read(MOST_BYTES)
     except OSError:
         return b""
-
-
-def is_mapped(text: bytes, addresses: Collection[int]) -> bool:
-    """Whether any of these addresses is in a mapping of what `maps_of` gave."""
-    spans = (line.partition(b" ")[0].partition(b"-") for line in text.splitlines())
-    bounds = [int(bound, 16) for low, _, high in spans if high for bound in (low, high)]  # ascending
-    return any(bisect_right(bounds, each) % 2 for each in addresses)
 
 
 def mappings(text: bytes, wanted: re.Pattern[bytes] = EVERY) -> Iterator[Mapping]:

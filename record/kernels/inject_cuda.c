@@ -1557,7 +1557,7 @@ static char *copy_of_name(const char *name)
     return strdup(name ? name : "");
 }
 
-/* Has a library call `function` where it calls the function with this name of another library. */
+/* Makes a library call `function` in place of the function with this name that it imports. */
 static void replace_imported(void *library, const char *name, void *function)
 {
     const Elf64_Rela *relocations = NULL;
@@ -1578,6 +1578,8 @@ static void replace_imported(void *library, const char *name, void *function)
         else if (each->d_tag == DT_STRTAB)
             names = (const void *)each->d_un.d_ptr;
     }
+    if (!relocations || !symbols || !names)
+        return;
     for (size_t i = 0; i < bytes / sizeof *relocations; i++) {
         uintptr_t slot = map->l_addr + relocations[i].r_offset;
         /* In NVIDIA's libraries it can be written to; in one that is linked with -z now, it can from now on. */

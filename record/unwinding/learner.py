@@ -20,7 +20,7 @@ import socket
 import struct
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.heap import take_in_advance
 from iaprof.bpf.maps import MOST_RECORDS, RingBuffer
-from iaprof.bpf.processes import TICK_NS, born_ns
+from iaprof.bpf.processes import TICK_NS, beginning, born_ns
 from iaprof.bpf.rule_table import MappingState, RuleTable, Spaces
 from iaprof.formats.wire.launches import COPY, COPY_PAGES
 from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
@@ -47,7 +47,6 @@ from iaprof.record.unwinding.unfinished import (
 )
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.sandbox.worker import Closing
-from iaprof.symbols.unwind.cfi import RSP
 from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, Mapping
 
 
@@ -312,7 +311,7 @@ class Learner:
         if known is None or known.is_as(state):
             return
         with contextlib.suppress(IaprofError):  # it has ended, or gone on
-            process = self._remember(head.pid, state, self._mappings(head.pid, state, [head.start[RSP]]))
+            process = self._remember(head.pid, state, self._mappings(head))
             self._spaces.set(head.pid, state, process.space, self._table.bits)
 
     def _queue(self, stack: UnfinishedStack) -> None:
@@ -398,7 +397,7 @@ class Learner:
         if pid in self._looked_at and self._looked_at[pid][0] == state:
             return
         with contextlib.suppress(ImageGone):
-            mappings = self._mappings(pid, state, [head.start[RSP]])
+            mappings = self._mappings(head)
             # If it has mapped or unmapped code since, it has another number of pages of it.
             if sum(each.end - each.start for each in mappings if each.start >> 63 == 0) != state.exec_vm * PAGE:
                 return
@@ -556,15 +555,16 @@ class Learner:
             ImageGone: the process is not what it was when the stacks were copied.
             IaprofError: a child failed.
         """
-        sps = [stack.head.start[RSP] for stack in stacks]
-        process = self._process(pid, state, sps)
+        head = stacks[0].head
+        process = self._process(head)
         all_finished = self._walk(process, pid, stacks)
         if any(finished.met_unknown for finished in all_finished):
             # A JIT maps more memory for its code, which the kernel does not count as code if it is writable, too.
-            mappings = self._mappings(pid, state, sps)
-            if mappings != process.mappings:
-                process = self._remember(pid, state, mappings)
-                all_finished = self._walk(process, pid, stacks)
+            with contextlib.suppress(ImageGone):
+                mappings = self._mappings(head)
+                if mappings != process.mappings:
+                    process = self._remember(pid, state, mappings)
+                    all_finished = self._walk(process, pid, stacks)
         answered: list[tuple[UnfinishedStack, Finished]] = []
         needs_rules = process.space != _NO_SPACE and abs(born_ns(pid) - state.born) <= TICK_NS
         for stack, finished in zip(stacks, all_finished, strict=True):
@@ -586,31 +586,30 @@ class Learner:
         copies, limits = [stack.copy() for stack in stacks], [stack.limit(self._depth) for stack in stacks]
         return self._finishing.finish_all(process.number, process.mappings, copies, limits, Memory(pid).page)
 
-    def _mappings(self, pid: int, state: MappingState, sps: Collection[int]) -> tuple[Mapping, ...]:
-        """Returns a process's executable mappings, which had all code that it had mapped in a state.
-
-        Args:
-            pid: the process.
-            state: of its mappings.
-            sps: stack pointers that it had in that state.
+    def _mappings(self, head: Copied) -> tuple[Mapping, ...]:
+        """Returns a process's executable mappings, which have all code that it had mapped when a stack was copied.
 
         Raises:
             ImageGone: it has unmapped code since, executed another program, or ended.
         """
+        pid, state = head.pid, head.of
         if self._spaces.unloads(pid) != state.unloads:
             raise ImageGone
-        mappings = executable(pid, self._images, sps)
-        if not mappings or abs(born_ns(pid) - state.born) > TICK_NS or self._spaces.unloads(pid) != state.unloads:
+        mappings = executable(pid, self._images)
+        began_ns, start_stack = beginning(pid)
+        is_same = abs(began_ns - state.born) <= TICK_NS and start_stack == head.start_stack
+        if not mappings or not is_same or self._spaces.unloads(pid) != state.unloads:
             raise ImageGone
         return mappings
 
-    def _process(self, pid: int, state: MappingState, sps: Collection[int]) -> Process:
+    def _process(self, head: Copied) -> Process:
+        pid, state = head.pid, head.of
         known = self._processes.get(pid)
         if known is not None and known.state == state:
             self._processes.move_to_end(pid)
             return known
         try:
-            mappings = self._mappings(pid, state, sps)
+            mappings = self._mappings(head)
         except ImageGone:
             for earlier in (known, self._earlier.get((pid, state.unloads))):
                 if earlier is not None and earlier.is_as(state):

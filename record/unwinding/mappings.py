@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.accounts import ACCOUNTS
-from iaprof.formats.wire.process_maps import EXECUTABLE, HUGE_PAGE, is_mapped, mappings, maps_of
+from iaprof.formats.wire.process_maps import EXECUTABLE, HUGE_PAGE, mappings, maps_of
 from iaprof.record.symbolize.opener import ELSEWHERE, UNREADABLE, FileIdentity, Opener, Rights
 from iaprof.symbols.names.boot import open_vdso
 from iaprof.symbols.unwind.finishing import PAGE, Mapping
@@ -157,18 +157,8 @@ def rights_of(pid: int) -> Rights | None:
     return Rights(status.st_uid, status.st_gid, ACCOUNTS.of_process(pid, status.st_uid))
 
 
-def executable(pid: int, images: Images, sps: Collection[int] = ()) -> tuple[Mapping, ...]:
-    """Returns a process's executable mappings, sorted; empty if it has ended.
-
-    Args:
-        pid: the process.
-        images: numbers the files.
-        sps: stack pointers that it had. If it has no such memory any more, it has executed another program, whose
-            mappings are not returned. Without any, this is not known.
-    """
-    text = maps_of(pid)
-    if sps and not is_mapped(text, sps):
-        return ()
+def executable(pid: int, images: Images) -> tuple[Mapping, ...]:
+    """Returns a process's executable mappings, sorted; empty if it has ended."""
 
     def opened(number: int) -> int | None:
         try:
@@ -183,7 +173,7 @@ def executable(pid: int, images: Images, sps: Collection[int] = ()) -> tuple[Map
             mapping.offset,
             images.number(*mapping.file, mapping.name, pid, mapping.start, mapping.end),
         )
-        for mapping in mappings(text, EXECUTABLE)
+        for mapping in mappings(maps_of(pid), EXECUTABLE)
     ]
     return tuple(with_remapped_text(found, Memory(pid).page, opened))
 

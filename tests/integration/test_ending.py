@@ -314,7 +314,7 @@ def test_the_commands_own_business(tmp_path: Path) -> None:
             [*command, "cat"], env=environment, input="text", capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "text", "")
-        crash = [word for word in command if word != "-q"] + ["sh", "-c", "kill -SEGV $$"]
+        crash = [word for word in command if word != "-q"] + ["sh", "-c", "ulimit -c 0; kill -SEGV $$"]
         done = subprocess.run(crash, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 128 + signal.SIGSEGV
         assert done.stderr.startswith("iaprof: signal 11 (Segmentation fault) ended the command\n")

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 
-from iaprof.formats.wire.process_maps import mappings, maps_of
 from iaprof.record.symbolize.opener import ELSEWHERE, LATE, UNREADABLE
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.symbols.unwind.finishing import PAGE
@@ -48,24 +47,6 @@ def test_processes_of_the_same_program_share_the_numbers_of_its_files(images: Im
     # and a process that has ended has no mappings
     assert executable(one.pid, images) == ()
     assert rights_of(one.pid) is None
-
-
-def test_a_program_that_was_executed_since_has_other_mappings(images: Images) -> None:
-    then = "; import os; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
-    words = [sys.executable, "-c", RUNS.replace("read()", "readline()") + then, RUNS]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, **pipes) as program:  # type: ignore[call-overload]
-        program.stdout.readline()
-        ((start, end),) = [(each.start, each.end) for each in mappings(maps_of(program.pid)) if each.name == b"[stack]"]
-        assert executable(program.pid, images, [start])
-        assert executable(program.pid, images, [end, 8, end - 1])
-        assert executable(program.pid, images, [8]) == ()
-        # when it executes another one
-        program.stdin.write(b"\n")
-        program.stdin.flush()
-        program.stdout.readline()
-        assert executable(program.pid, images, [end - 1]) == ()
-        assert executable(program.pid, images)
 
 
 def test_generated_code_is_of_no_file_and_the_vdso_is_one(images: Images) -> None:
