@@ -35,7 +35,6 @@ class Copied(NamedTuple):
     ip: int
     sp: int
     bp: int
-    start_stack: int
     depth: int
     is_exact: int
     is_sample: int

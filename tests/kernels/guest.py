@@ -309,7 +309,10 @@ def _is_known(capture: Path, library: str) -> bool:
     ]
     reader.close()
     libraries = [row["path"] for kind, told in frames if kind is FrameKind.APPEND for row in told.get("libraries", ())]
-    return library in libraries and any(kind is FrameKind.INTERPRETER for kind, _ in frames)
+    command = {told["command_pid"][0] for kind, told in frames if kind is FrameKind.APPEND and "command_pid" in told}
+    # The recorder's own processes are in Python, too.
+    interpreters = {told.get("pid") for kind, told in frames if kind is FrameKind.INTERPRETER}
+    return library in libraries and bool(command & interpreters)
 
 
 def _taken(probes: LaunchProbes, library: str | Path) -> None:
