@@ -417,7 +417,8 @@ class Session:
             self._command.wait()
 
 
-_BY_USERS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM)  # who end commands by these
+# The signals by which users and shells end commands
+_BY_USERS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM)
 PATIENCE_S = 3.0  # how long a command that handles the ending signal itself may go on running
 WAIT_S = 1.0  # how long `end` waits for the command after SIGTERM
 

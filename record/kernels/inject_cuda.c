@@ -1550,8 +1550,8 @@ static void *open_cupti(void)
 
 /* What CUPTI calls as strdup(). cuptiPCSamplingGetData() looks up the functions of the instructions that CUPTI's own thread has
  * decoded, lets go of the lock, takes it again, and copies their names. If its thread adds an instruction in between, the name is
- * NULL, and strdup() ends the program: with CUDA 13.0, once in some minutes of a training, and more often on a busy machine. With a
- * name, CUPTI hands out these samples with the CRC 0, and they are counted as those of no known function. */
+ * NULL, and strdup() ends the program: with CUDA 13.0, twice in twenty minutes of trainings. With a name, CUPTI hands out these
+ * samples with the CRC 0, and they are counted as those of no known function. */
 static char *copy_of_name(const char *name)
 {
     return strdup(name ? name : "");
