@@ -182,9 +182,11 @@ def test_the_units_capabilities_are_enough(tmp_path: Path) -> None:
             launches(hardware, 2)
             ended(recorder)
             header, ledger = CaptureReader(capture).header, hardware.ledger()
-        # nothing is lost but, on a busy machine, what a recorder has no time for: records to read, and stacks to finish
+        # Nothing is lost but, on a busy machine, what a recorder has no time for: records to read, stacks to finish.
+        # These launches have no handles, but those of the driver's tests, which may run beside, have broken ones.
         assert header["totals"]["stalls"] + ledger.records_dropped == ledger.records_produced
-        lost = {loss["what"] for loss in losses(capture, ledger) if loss["source"] != "stacks"}
+        own = (loss for loss in losses(capture, ledger) if "kernels' handles" not in loss["detail"])
+        lost = {loss["what"] for loss in own if loss["source"] != "stacks"}
         assert lost == ({"overflow"} if ledger.overflows else set())
         headers.append(header)
     assert headers[1]["stack_ends"]["launches"]["whole"] > headers[1]["totals"]["launches"] // 4
