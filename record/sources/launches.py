@@ -107,6 +107,7 @@ class Launches(Source):
         self._sampler = sampler
         self._paths = LaunchPaths(time.monotonic_ns())
         self._last_stacks: list[NDArray[np.void]] = []  # of the last read: stacks, frames of Python, code objects
+        self._taken_waits: list[NDArray[np.void]] = []  # from BPF maps; they are written once their stacks are read
         self._described: dict[int, int] = {}  # by pid: when something of it was read last, CLOCK_MONOTONIC ns
         self._last_counters = dict.fromkeys(Counter, 0)
         self._last_misfits: CountOf[str] = CountOf()  # by source of losses
@@ -181,7 +182,8 @@ class Launches(Source):
             self._describe_processes(lists)
         if len(samples):
             self._journal.write(FrameKind.CPU_SAMPLES, samples.view("u1").data, time=now)
-        self._write_waits(waits, now)
+        self._write_waits(np.concatenate([waits, *self._taken_waits]), now)
+        self._taken_waits = []
         compiled = self._probes.compiled.read()
         if self._scope is not None and len(compiled):
             compiled = compiled[~np.isin(compiled["pid"], list(self._scope.others))]
@@ -276,10 +278,10 @@ class Launches(Source):
         self._probes.new_epoch()
         now = time.monotonic_ns()
         self._paths.new_epoch()
+        self._taken_waits.append(self._probes.take_short_waits())
         self.read()
         self._write_unsent()
         self._paths.forget_stacks(before_ns=now)
-        self._write_waits(self._probes.take_short_waits(), time.monotonic_ns())
         self._first_stacks = self._last_stacks  # some belong to launches of the new epoch, which come later
 
     def begin_part(self, since_ns: int) -> None:
@@ -308,7 +310,7 @@ class Launches(Source):
             lost = counters[counter] - self._last_counters[counter]
             if lost:
                 self._journal.loss(source, what, lost, detail, self._counters_ns, now)
-        self._write_short_waits(counters, now)
+        self._take_waits(counters, now)
         for source, of_source in self._rings().items():
             for held_ns, end_ns in (held for ring in of_source for held in ring.take_held()):
                 detail = (
@@ -334,15 +336,16 @@ class Launches(Source):
             "kernels": (self._probes.compiled, self._probes.chunks, self._probes.modules),
         }
 
-    def _write_short_waits(self, counters: dict[Counter, int], now: int) -> None:
-        """Writes short waits still in BPF maps: a thread's next wait would send them, or the thread has ended."""
+    def _take_waits(self, counters: dict[Counter, int], now: int) -> None:
+        """Takes waits still in BPF maps: a thread's next wait would send them, or the thread has ended."""
         if counters[Counter.WAITS] != self._last_counters[Counter.WAITS]:
-            self._write_waits(self._probes.take_short_waits(), now)
-            self._write_waits(self._probes.forget_waits(_is_alive, now), now)
+            self._taken_waits += [self._probes.take_short_waits(), self._probes.forget_waits(_is_alive, now)]
 
     def finish(self) -> None:
         """See Source: detaches the probes."""
         self._probes.detach()
+        now = time.monotonic_ns()
+        self._taken_waits += [self._probes.unended_waits(now), self._probes.take_short_waits()]
         self.read()
         self._write_unsent()
         now = time.monotonic_ns()
@@ -350,8 +353,6 @@ class Launches(Source):
             if unread := sum(ring.unread for ring in of_source):
                 detail = "bytes after a record that was not finished when the recording ended"
                 self._journal.loss(source, "unread", unread, detail, now, now)
-        self._write_waits(self._probes.unended_waits(now), now)
-        self._write_waits(self._probes.take_short_waits(), now)
 
     def footer(self) -> dict[str, Any]:
         """See Source."""

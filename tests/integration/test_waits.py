@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections import Counter as Counts
+from collections import Counter as Counts, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ from iaprof.bpf.driver_layout import CACHE
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.sizes import Sizes
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.waits import FUNCTIONS, SHORT_NS, WaitFlags, WaitTotals
-from iaprof.formats.wire.launches import Counter
+from iaprof.formats.header.waits import FUNCTIONS, SHORT_NS, WAIT, WaitFlags, WaitTotals
+from iaprof.formats.wire.launches import Counter, stack_dtype
 from iaprof.formats.wire.unwind_rules import Walked
+from iaprof.record.sources.launches import Launches
+from iaprof.record.spool import FrameKind
 from integration.handles.driver import Built, build, copied
 from integration.recording import BARE, iaprof
 from integration.test_handles import Attached
@@ -438,6 +441,33 @@ def test_what_waits_cannot_be_shown_as(tmp_path: Path) -> None:
             2,
             "iaprof: --waits is for folded, svg, speedscope, without --cpu-samples\n",
         )
+
+
+def test_sums_of_short_waits_are_in_a_file_with_their_stacks(attached: Attached) -> None:
+    files: list[dict[FrameKind, bytes]] = [defaultdict(bytes)]
+
+    def write(kind: FrameKind, payload: bytes, **_: object) -> None:
+        files[-1][kind] += bytes(payload)
+
+    sampler = Mock(placed=lambda launches: launches)
+    source = Launches(Mock(), attached.probes, Mock(), Mock(warning=""), Mock(), Mock(), sampler)
+    source.start(Mock(write=write), Mock())
+    process = start(attached, "short", 1000, 0, 1)
+    source.losses()
+    # when a program begins to wait after what belongs to a file was read from the ring buffers
+    source.end_part(time.monotonic_ns())
+    process.communicate("\n", timeout=300)
+    source.losses()
+    files.append(defaultdict(bytes))
+    source.begin_part(time.monotonic_ns())
+    source.read()
+    # then
+    stacks = stack_dtype(attached.probes.depth)
+    waits = [np.frombuffer(file[FrameKind.WAITS], WAIT) for file in files]
+    assert sum(int(of_file["count"].sum()) for of_file in waits) == 1000
+    for file, of_file in zip(files, waits, strict=True):
+        sent_ids = np.frombuffer(file[FrameKind.STACKS], stacks)["id"].tolist()
+        assert set(of_file["stack"].tolist()) <= set(sent_ids)
 
 
 @pytest.mark.alone
