@@ -53,12 +53,22 @@ def running_pids() -> list[int]:
 
 def born_ns(pid: int) -> int:
     """Returns when a process began, CLOCK_BOOTTIME ns in whole TICK_NS; 0 if it has ended."""
+    return beginning(pid)[0]
+
+
+def beginning(pid: int) -> tuple[int, int]:
+    """Returns when a process began, as `born_ns`, and where the stack of its first thread starts.
+
+    Each program that it executes has its stack at another address, which the kernel chooses at random by default.
+    Both are 0 if it has ended; the address is also 0 if this process may not trace it.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
     except OSError:
-        return 0
-    return int(stat[stat.rindex(b")") + 2 :].split()[19]) * TICK_NS
+        return 0, 0
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return int(fields[19]) * TICK_NS, int(fields[25])
 
 
 def user_of(pid: int) -> int | None:

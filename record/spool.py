@@ -35,7 +35,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import create, remove, rename
 
 MAGIC = b"IAPS"
-VERSION = 6
+VERSION = 7
 _START = struct.Struct("<4sI8s")
 # kind, source, shape, stored bytes, bytes of the payload, time, begin, checksum of what is stored
 _FRAME = struct.Struct("<HHIIIQQI")

@@ -189,7 +189,7 @@ static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wa
     u64 begin = scratch->copied.start.sp, end = scratch->sp;
     u64 interrupted = interrupted_stack(scratch);
     u64 from = (end - begin < pages * PAGE / 2 ? begin : end) & -(u64)PAGE; /* from the walk's end if that is far above */
-    u64 block = control_block(), start = first_stack(), all = pages_of_stack(from, block, start);
+    u64 block = control_block(), start = scratch->copied.start_stack = first_stack(), all = pages_of_stack(from, block, start);
     u64 outermost = is_set(interrupted) | (hidden(all) <= pages) | (all == ~0ULL) ? 0 : pages / 4;
     scratch->pair[0] = from;
     scratch->pair[1] = choose(is_set(outermost), from + (all - outermost) * PAGE, interrupted & -(u64)PAGE);

@@ -228,6 +228,7 @@ COPIED = np.dtype(
         ("ip", "<u8"),  # where it ended
         ("sp", "<u8"),
         ("bp", "<u8"),
+        ("start_stack", "<u8"),  # where the stack of the process's first thread starts
         ("depth", "<u4"),  # number of addresses, including that of the end
         ("is_exact", "<u2"),  # the end is the address of an instruction, not a return address
         ("is_sample", "u1"),  # of a CPU sample instead of a launch

@@ -35,6 +35,7 @@ class Copied(NamedTuple):
     ip: int
     sp: int
     bp: int
+    start_stack: int
     depth: int
     is_exact: int
     is_sample: int

@@ -149,6 +149,44 @@ def test_stacks_of_programs_that_end_at_once(tmp_path: Path) -> None:
     assert sum(others.values()) < 0.03 * stacks.total(), others
 
 
+# Executes another program after a few samples. Programs that differ in MORE have the same functions at the same
+# addresses, but one with a larger frame: by the other program's call frame information, its caller is left out.
+EXECUTES = """
+#include <time.h>
+#include <unistd.h>
+static __attribute__((noipa)) int inner(void) { while (clock() < CLOCKS_PER_SEC / 40); return 1; }
+static __attribute__((noipa)) int middle(void)
+{
+    char more[MORE];
+    __asm__ volatile("" : : "r"(more));
+    return inner() + 1;
+}
+static __attribute__((noipa)) int outer(void) { return middle() + 1; }
+int main(int argc, char **argv) { return argc < 2 ? sleep(1) : outer() == 3 ? execv(argv[1], argv + 1) : 1; }
+"""
+
+
+def test_a_program_that_is_executed_meanwhile_finishes_no_stack_of_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "executes.c").write_text(EXECUTES)
+    one, other = (str(tmp_path / name) for name in ("one", "other"))
+    for program, more in ((one, 8), (other, 24)):
+        flags = ["-O2", "-static", "-no-pie", f"-DMORE={more}"]
+        subprocess.run(["gcc", *flags, tmp_path / "executes.c", "-o", program], check=True)
+    # when a sample's stack waits for its turn longer than the program runs
+    loop = f"for i in $(seq 40); do {one} {other} & sleep 0.05; done; wait"
+    with Hardware(tmp_path / "gpu") as hardware:
+        record(hardware, tmp_path / "c", "--cpu-freq", "499", "--symbols", "needed", "--", "sh", "-c", loop)
+    done = iaprof("report", tmp_path / "c", "--cpu-samples", "--format", "folded", "--frames", "cpu")
+    stacks: Counter[str] = Counter()
+    for line in done.out.splitlines():
+        stack, _, count = line.rpartition(" ")
+        if ";inner" in stack:
+            stacks[stack.partition(";inner")[0]] += int(count)
+    whole = {stack: count for stack, count in stacks.items() if stack.startswith("_start;")}
+    assert sum(whole.values()) > 0.9 * stacks.total() > 40 * 5
+    assert all(stack.endswith(";main;outer;middle") for stack in whole), whole
+
+
 # Starts itself a second time, in a session of its own, and both are busy; then it says who they are.
 WITH_A_CHILD = """
 import os, subprocess, sys, time

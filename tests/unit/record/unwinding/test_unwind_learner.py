@@ -51,6 +51,7 @@ def finished(ending: Walked = Walked.WHOLE, rules: Rules | None = None, met_unkn
 WHOLE = finished()
 GUESS, INSTRUCTION, BLOCK = Rule(RuleKind.BY_RBX, 8, 0, RuleFlags.GUESS), RuleScope.INSTRUCTION, RuleScope.BLOCK
 MAPPED = (Mapping(0x1000, 0x2000, 0, 0),)
+START_STACK = 0x7FF000
 
 
 def copied(number: int, pid: int, is_sample: bool = False, missed: int = 0, pages: int = 1) -> np.ndarray:
@@ -61,6 +62,7 @@ def copied(number: int, pid: int, is_sample: bool = False, missed: int = 0, page
     records["id"], records["pid"], records["missed_path"], records["depth"] = number, pid, 100 + number, 1
     records["address"], records["start"]["sp"] = [*range(TOP, TOP + pages * PAGE, PAGE), 0], TOP + 8
     records["of"] = (0, 1, 2, 1)
+    records["start_stack"] = START_STACK
     return records
 
 
@@ -162,6 +164,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> LearnerUnderTest:
     monkeypatch.setattr(module, "SAMPLES_POLL_S", math.inf)
     monkeypatch.setattr(module, "executable", lambda pid, images: MAPPED)
     monkeypatch.setattr(module, "born_ns", lambda pid: 0)
+    monkeypatch.setattr(module, "beginning", lambda pid: (0, START_STACK))
     monkeypatch.setattr(module, "rights_of", lambda pid: Rights(pid // 100, 0))
     return LearnerUnderTest()
 
@@ -327,6 +330,7 @@ def ended(tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All processes end, and then there is time for CPU samples' stacks."""
     grown(monkeypatch, ())
     monkeypatch.setattr(module, "born_ns", lambda _: 1 << 60)
+    monkeypatch.setattr(module, "beginning", lambda _: (1 << 60, START_STACK))
     tested.learner._sample_budget = Budget(1.0, 1.0)
 
 
@@ -350,6 +354,16 @@ def test_a_process_may_end_before_the_stack_of_its_cpu_sample_has_its_turn(
     assert opened == [5]
     assert tested.table.written == []
     assert tested.spaces.calls == []
+
+
+def test_a_program_that_was_executed_since_finishes_no_stack(
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "beginning", lambda _: (0, START_STACK - 16))
+    assert tested.finish(copied(1, 100), copied(2, 200, is_sample=True)) == [1, 2]
+    assert tested.finishing.asked == []
+    # nor is it taken for what the process was when it was looked at
+    assert tested.learner._looked_at == {}
 
 
 def test_what_a_process_executed_since_is_not_taken_for_what_it_was(
@@ -481,6 +495,9 @@ def test_mappings_are_read_again_where_a_stack_leads_to_none_of_them(
     assert len(tested.finishing.asked) == before + 2
     tested.finish(copied(4, 100))
     assert len(tested.finishing.asked) == before + 3
+    # and what was found stays where the process has executed another program meanwhile
+    monkeypatch.setattr(module, "beginning", lambda _: (0, START_STACK - 16))
+    assert tested.finish(copied(5, 100)) == [(5, Walked.STUCK)]
 
 
 def test_a_process_that_loads_a_library_keeps_its_rules(
