@@ -37,9 +37,15 @@ class Code:
 
 def test_stacks_of_the_first_launches_come_with_their_python() -> None:
     # given stacks of the new epoch, sent before the last launches of the old epoch were read
-    rings = {name: Ring() for name in ("list_events", "samples", "waits", "compiled", "chunks", "modules")}
+    rings = {name: Ring() for name in ("list_events", "samples", "compiled", "chunks", "modules")}
     rings |= {"stacks": Ring(stack_dtype(DEPTH), 2), "python_stacks": Ring(PYTHON_STACK, 2), "codes": Ring(CODE, 3)}
-    rings |= {"launches": Ring(LAUNCH), "messages": Ring(MESSAGE), "pieces": Ring(MESSAGE), "paths": Ring(PATH)}
+    rings |= {
+        "launches": Ring(LAUNCH),
+        "messages": Ring(MESSAGE),
+        "pieces": Ring(MESSAGE),
+        "paths": Ring(PATH),
+        "waits": Ring(WAIT),
+    }
     short = np.zeros(0, WAIT)
     probes = SimpleNamespace(**rings, depth=DEPTH, new_epoch=lambda: None, take_short_waits=lambda: short)
     launches = Launches(
