@@ -100,6 +100,7 @@ class CaptureWriter:
             use_dictionary=[*_DICTIONARY, *_DICTIONARY_TEXTS],
             use_byte_stream_split=_SPLIT,
             write_statistics=False,
+            data_page_version="2.0",  # Arrow then copies large values, such as cubins, once less
             store_schema=False,  # other programs would get dictionaries
         )
         self._part: int | None = None
