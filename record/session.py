@@ -38,6 +38,7 @@ from iaprof.record.sources.opening import open_sources
 from iaprof.record.sources.source import Source
 from iaprof.record.spool import FrameKind, Spool
 from iaprof.record.symbolize.roots import Roots
+from iaprof.record.unwinding.learner_process import LearnerProcess
 from iaprof.symbols.names.boot import boot_id
 
 TICK_NS = 250_000_000  # what a killed recorder had not written yet is no older than this
@@ -78,13 +79,16 @@ class Callbacks:
 class Session:
     """One recording, from the opened sources to the finished capture."""
 
-    def __init__(self, options: Options, signals: StopSignals, callbacks: Callbacks) -> None:
+    def __init__(
+        self, options: Options, signals: StopSignals, callbacks: Callbacks, learner: LearnerProcess | None = None
+    ) -> None:
         """Opens everything that can fail, before anything starts.
 
         Args:
             options: what to record.
             signals: end the recording.
             callbacks: report its progress.
+            learner: finishes stacks. It may be started before this module is imported, which takes as long.
 
         Raises:
             Interrupted: a signal came meanwhile.
@@ -100,13 +104,13 @@ class Session:
         self._until_end = contextlib.ExitStack()
         self._until_close = contextlib.ExitStack()  # what naming needs, too
         try:
-            self._open()
+            self._open(learner)
         except BaseException:
             self._until_end.close()
             self._until_close.close()
             raise
 
-    def _open(self) -> None:
+    def _open(self, learner: LearnerProcess | None) -> None:
         options = self._options
         scope = Scope(options.pids) if options.pids else None
         is_sampled = options.cpu_hz > 0 and not options.all_samples
@@ -117,7 +121,7 @@ class Session:
         self._roots = Roots(scope)
         self._until_close.callback(self._roots.close)
         self._sources = open_sources(
-            options, scope, self._sampled, self._roots, self._signals, self._until_end, self._until_close
+            options, scope, self._sampled, self._roots, self._signals, self._until_end, self._until_close, learner
         )
         self._journal = Journal(Spool(spool_path(options.output)), self._callbacks.warn, self._callbacks.inform)
         if options.keep_earlier:

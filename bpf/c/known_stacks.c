@@ -151,15 +151,19 @@ static __always_inline void add_frame(struct scratch *scratch, struct known_stac
 
 /* Sets where the Python frames are that are not on the stack. */
 static __always_inline void bound_frames(struct scratch *scratch, struct known_stack *known, u64 sp, u64 frames) {
-    u64 lowest = 1ULL << ADDRESS_BITS, highest = 0;
+    u64 lowest = 1ULL << ADDRESS_BITS, highest = 0, numbers;
+    begin_numbers(&numbers, 0, MOST_FRAMES);
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i < MOST_FRAMES; i++) {
+    for (u64 i = 0; next_number(&numbers, i, MOST_FRAMES); i = number_after(i, sp)) {
+        lowest = forgotten(lowest, sp);
+        highest = forgotten(highest, sp);
         if (hidden(i) >= forgotten(frames, sp))
             break;
-        u64 at = scratch->frames_at[i] & ~7ULL, is_one = is_set(at) & ~is_near(at, sp);
+        u64 at = scratch->frames_at[below(MOST_FRAMES, i)] & ~7ULL, is_one = is_set(at) & ~is_near(at, sp);
         lowest = forgotten(choose(is_one & is_less(at, lowest), at, lowest), sp);
         highest = forgotten(choose(is_one & is_less(highest, at), at, highest), sp);
     }
+    end_numbers(&numbers);
     known->frame = lowest;
     known->frame_bytes = highest ? highest - lowest + scratch->process.python.layout.frame_bytes : 0;
 }
@@ -170,25 +174,30 @@ static __always_inline int keep(struct scratch *scratch, struct known_stack *kno
     const struct python_layout *layout = &scratch->process.python.layout;
     struct memory *memory = memory_of(scratch);
     u64 sp = start->sp, reads = scratch->depth - is_set(scratch->ip); /* a return address of 0 was read, too */
-    u64 has_python = forgotten(is_set(scratch->python_state ^ PYTHON_NONE), sp), frames = scratch->python & -has_python;
+    u64 has_python = forgotten(is_set(scratch->python_state ^ PYTHON_NONE), sp), frames = scratch->python & -has_python, numbers;
     *(volatile u64 *)&known->stack = 0;
     known->frames = known->words = known->bytes = 0;
     bound_frames(scratch, known, sp, frames);
+    begin_numbers(&numbers, 0, MOST_FRAMES);
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i < MOST_FRAMES; i++) {
+    for (u64 i = 0; next_number(&numbers, i, MOST_FRAMES); i = number_after(i, sp)) {
         if (hidden(i) >= forgotten(frames, sp))
             break;
         add_frame(scratch, known, sp, i);
     }
+    end_numbers(&numbers);
     add_word(known, sp, scratch->first_cframe + layout->thread_frame, has_python & is_set(layout->thread_cframe));
+    begin_numbers(&numbers, 0, MOST_WORDS);
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i < MOST_WORDS; i++) {
+    for (u64 i = 0; next_number(&numbers, i, MOST_WORDS); i = number_after(i, sp)) {
         if (hidden(i) >= forgotten(reads, sp))
             break;
-        add_word(known, sp, scratch->cfas[i] - 8, 1);
-        add_word(known, sp, scratch->bases[i], is_set(scratch->bases[i]));
-        add_word(known, sp, scratch->kept_at[i], is_set(scratch->kept_at[i]));
+        u64 frame = below(MOST_WORDS, i);
+        add_word(known, sp, scratch->cfas[frame] - 8, 1);
+        add_word(known, sp, scratch->bases[frame], is_set(scratch->bases[frame]));
+        add_word(known, sp, scratch->kept_at[frame], is_set(scratch->kept_at[frame]));
     }
+    end_numbers(&numbers);
     if (!memory || reads > MOST_WORDS || known->words > MOST_WORDS || frames > MOST_FRAMES ||
         known->frame_bytes > 8 * HALF_WORDS || (scratch->uses_bp && !start->bp))
         return 0;

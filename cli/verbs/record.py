@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from iaprof.record.options import Options
     from iaprof.record.session import Callbacks
     from iaprof.record.signals import StopSignals
+    from iaprof.record.unwinding.learner_process import LearnerProcess
 
 EXAMPLES = """\b
 Examples:
@@ -146,11 +148,6 @@ class RecordingOptions:
             raise UsageError("--subsample takes 1 or more")
         if not 0 <= self.cpu_freq <= 10_000:
             raise UsageError("--cpu-freq takes 0 to 10000 Hz")
-        # Imported here and below, so that other verbs load nothing of the recorder.
-        from iaprof.formats.wire.launches import MAX_DEPTH
-
-        if not 1 <= self.max_stack <= MAX_DEPTH:
-            raise UsageError(f"--max-stack takes 1 to {MAX_DEPTH} frames")
         if self.metric_interval and not 1 <= self.metric_interval <= 1e6:
             raise UsageError("--metric-interval takes 1 ms or more, or 0")
         if self.max_files is not None and self.max_files < 1:
@@ -169,7 +166,12 @@ class RecordingOptions:
 
     def of(self, command: Sequence[str]) -> Options:
         """Returns the values for a recording of a command, or of none; UsageError if one is invalid."""
+        # Imported here and below, so that other verbs load nothing of the recorder.
+        from iaprof.formats.wire.launches import MAX_DEPTH
         from iaprof.record.options import LaunchesBy, Options
+
+        if not 1 <= self.max_stack <= MAX_DEPTH:
+            raise UsageError(f"--max-stack takes 1 to {MAX_DEPTH} frames")
 
         switch_bytes, switch_s = (
             size_or_time(self.switch_output, "--switch-output") if self.switch_output else (None, None)
@@ -222,14 +224,16 @@ def record(
         raise IaprofError("recording needs root: run it with sudo")
     recording.check(command or ())
     from iaprof.record.signals import StopSignals
+    from iaprof.record.unwinding.learner_process import LearnerProcess
 
-    with StopSignals() as signals:
-        status = _record(recording.of(command or ()), signals, quiet, verbose)
+    # The learner starts while this process imports the rest.
+    with StopSignals() as signals, contextlib.closing(LearnerProcess()) as learner:
+        status = _record(recording.of(command or ()), signals, quiet, verbose, learner)
     if status:
         raise typer.Exit(status)
 
 
-def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool = False) -> int:
+def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool, learner: LearnerProcess) -> int:
     """Records and finishes the capture; returns the command's exit code.
 
     Raises:
@@ -239,7 +243,7 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
 
     with Printer() as printer:
         progress = Progress(printer)
-        session = Session(options, signals, _callbacks(progress, quiet, verbose))
+        session = Session(options, signals, _callbacks(progress, quiet, verbose), learner)
         try:
             status = session.run()
             header, size = session.finish()

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.basics.errors import IaprofError
 from iaprof.basics.quantities import counted
 from iaprof.bpf.accounts import may_read
 from iaprof.bpf.bytecode import BpfUnavailable
@@ -136,7 +137,7 @@ def watch_launches(seconds: float = SECONDS) -> SeenLaunches | None:
         with contextlib.closing(LearnerProcess()) as learner:
             learner.learn_from(probes)
             launches, stacks = _read(probes, learner, seconds)
-    except (BpfUnavailable, OSError):
+    except (IaprofError, OSError):
         return None
     finally:
         probes.close()

@@ -58,6 +58,7 @@ def open_sources(
     signals: StopSignals,
     until_end: ExitStack,
     until_named: ExitStack,
+    learner: LearnerProcess | None = None,
 ) -> list[Source]:
     """Opens all sources; none records anything yet.
 
@@ -69,6 +70,7 @@ def open_sources(
         signals: can interrupt the opening.
         until_end: closes what the recording needs, also after an error.
         until_named: closes what is needed until stacks are named.
+        learner: the process that finishes stacks, if it was started before; `until_end` closes it, too.
 
     Returns:
         The sources, in the order in which each step of a recording calls them: see Source.
@@ -79,10 +81,7 @@ def open_sources(
     """
     sampler = until_end.enter_context(closing(open_sampler(options)))
     # The learner's imports, and the BPF programs if they must be compiled, run while the rest is opened.
-    try:
-        learner = until_end.enter_context(closing(LearnerProcess()))
-    except OSError as error:
-        raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
+    learner = until_end.enter_context(closing(learner or LearnerProcess()))
     calibrator = until_end.enter_context(Calibrator())
     if calibrates := Way.ATTACH in options.launches.ways and not sampler.has_library:
         calibrator.take_installed(vulkan_drivers(bool(options.command)))

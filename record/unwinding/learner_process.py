@@ -9,10 +9,13 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.bpf.rule_table import Spaces
+from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.worker import Worker
+
+if TYPE_CHECKING:  # NumPy takes as long to import as the learner to start, which it does meanwhile
+    from iaprof.bpf.probes.launches import LaunchProbes
 
 MOST_STARTS = 4
 # See learner.py, which is not imported here: it takes memory.
@@ -27,7 +30,6 @@ _PREPARE_REQUEST = struct.Struct("<I?")
 _CHANNEL_BYTES = 8 << 20
 _DYING_S = 0.2
 _NICE = -20  # while it waits for a CPU, BPF copies stacks that lack rules, or leaves them unfinished
-_DESCRIPTORS = ("copies", "rules", *Spaces.MAPS)
 
 
 class LearnerProcess:
@@ -40,7 +42,7 @@ class LearnerProcess:
             sync_s: how long to wait for stacks that were copied before, in seconds.
 
         Raises:
-            OSError: the process cannot be started.
+            IaprofError: the process cannot be started.
         """
         self._probes: LaunchProbes | None = None
         self._sync_s = sync_s
@@ -50,7 +52,10 @@ class LearnerProcess:
         self._asked_s: float | None = None  # time of the last SYNC; None if it was answered
         self._was_asked = False
         self._child: Worker | None = None
-        self._start()
+        try:
+            self._start()
+        except OSError as error:
+            raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
 
     def _start(self) -> None:
         self._child = Worker(
@@ -73,9 +78,12 @@ class LearnerProcess:
         Args:
             probes: the source of unfinished stacks; they must be closed after the learner.
         """
+        from iaprof.bpf.rule_table import Spaces
+
         self._probes = probes
+        names = "copies", "rules", *Spaces.MAPS
         settings = {
-            "maps": _DESCRIPTORS,
+            "maps": names,
             "copies_bytes": probes.sizes.copied_pages * mmap.PAGESIZE,
             "bits": probes.sizes.rule_bits,
             "depth": probes.depth,
@@ -83,7 +91,7 @@ class LearnerProcess:
         }
         if self._child is not None:
             with contextlib.suppress(OSError):  # it has died, which the next read sees
-                self._child.send(settings, [probes.maps[name] for name in _DESCRIPTORS])
+                self._child.send(settings, [probes.maps[name] for name in names])
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when a message has come; -1 when no learner is running any more."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 from types import SimpleNamespace
 
 import pytest
@@ -42,7 +43,7 @@ def test_an_unexpected_error_is_one_sentence_with_its_place(tmp_path: Path, monk
     spool.touch()
     monkeypatch.setattr(session_module, "Session", failing(ZeroDivisionError("division by zero"), spool))
     with StopSignals() as signals, pytest.raises(IaprofError) as raised:
-        record_command._record(Options(tmp_path / "c"), signals, quiet=False)
+        record_command._record(Options(tmp_path / "c"), signals, quiet=False, verbose=False, learner=Mock())
     text = str(raised.value)
     assert "ZeroDivisionError (division by zero) at test_record_command.py:" in text
     assert f"iaprof recover {spool} -o FILE" in text
@@ -52,7 +53,7 @@ def test_an_unexpected_error_is_one_sentence_with_its_place(tmp_path: Path, monk
 def test_an_interruption_keeps_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "Session", failing(Interrupted(15), tmp_path / "c.spool"))
     with StopSignals() as signals, pytest.raises(IaprofError) as raised:
-        record_command._record(Options(tmp_path / "c"), signals, quiet=False)
+        record_command._record(Options(tmp_path / "c"), signals, quiet=False, verbose=False, learner=Mock())
     assert raised.value.exit_code == 143
     assert str(raised.value) == "interrupted before the recording began: nothing was recorded"
 

@@ -82,6 +82,7 @@ class Recording:
         _signals: object,
         opened: ExitStack,
         _: object,
+        _learner: object,
     ) -> Any:
         for source in self.sources:
             opened.callback(source.close)
