@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
