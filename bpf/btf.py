@@ -54,14 +54,19 @@ class Btf:
             name: of the structure.
             members: path of member names; all but the last name structures.
         """
+        bit = self.bit(name, *members)
+        return None if bit is None else bit // 8
+
+    def bit(self, name: str, *members: str) -> int | None:
+        """Returns the offset in bits of a member, which may be a bit-field; the rest as `offset`."""
         number = self._number(name, _STRUCT)
         total = 0
         for member in members:
             found = self._member(number, member.encode(), _MAX_NESTING)
             if found is None:
                 return None
-            offset, number = found
-            total += offset
+            bits, number = found
+            total += bits
         return total
 
     def function(self, name: str) -> int | None:
@@ -82,7 +87,7 @@ class Btf:
         return found + 1 - start if found >= 0 else None
 
     def _member(self, number: int | None, name: bytes, levels_left: int) -> tuple[int, int] | None:
-        """Returns a member's offset in bytes and its type number; searches anonymous structures, too."""
+        """Returns a member's offset in bits and its type number; searches anonymous structures, too."""
         if not number or number > len(self._starts) or self._kinds[number - 1] not in (_STRUCT, _UNION):
             return None
         if not levels_left:
@@ -91,8 +96,8 @@ class Btf:
         has_bits = self._types[at + 1] >> 31
         end = min(at + 3 + 3 * (self._types[at + 1] & 0xFFFF), len(self._types) - 2)
         for each in range(at + 3, end, 3):
-            string, kind, bits = self._types[each : each + 3].tolist()
-            offset = (bits & 0xFFFFFF if has_bits else bits) // 8
+            string, kind, offset = self._types[each : each + 3].tolist()
+            offset = offset & 0xFFFFFF if has_bits else offset
             if string and self._string(string) == name:
                 return offset, kind
             if not string and (inner := self._member(kind, name, levels_left - 1)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from iaprof.bpf.btf import Btf, BtfError
 from iaprof.formats.header.waits import SHORT_NS
@@ -89,7 +89,8 @@ class KernelOffsets:
     """What the programs need to know of the kernel's BTF.
 
     These are offsets in bytes of the members of structures that walks of user stacks read. Those of copies of probed
-    instructions, and type numbers of the functions that iterate over numbers, are 0 in a kernel that lacks one of them.
+    instructions, type numbers of the functions that iterate over numbers, and the offset in bits of the bit-field that
+    says that a thread executes another program are 0 in a kernel that lacks one of them.
     """
 
     task_group_leader: int = 0
@@ -106,6 +107,7 @@ class KernelOffsets:
     iterator_new: int = 0
     iterator_next: int = 0
     iterator_destroy: int = 0
+    task_in_execve: int = 0
 
     def constants(self) -> dict[str, int]:
         """Returns them by the names of the programs' constants; ITERATES is a mask."""
@@ -127,13 +129,15 @@ def kernel_offsets() -> KernelOffsets | None:
         found += [btf.offset("mm_struct", name) for name in _MM]
         probed = [btf.offset("task_struct", "utask"), *(btf.offset("uprobe_task", name) for name in _UTASK)]
         functions = [btf.function(name) or 0 for name in _ITERATOR]
+        in_execve = btf.bit("task_struct", "in_execve") or 0
     except BtfError:
         return None
     offsets = [offset for offset in found if offset is not None]
     if len(offsets) < len(found):
         return None
     zeros = [0] * len(probed)
-    return KernelOffsets(*offsets, *(probed if None not in probed else zeros), *(functions if all(functions) else ()))
+    known = KernelOffsets(*offsets, *(probed if None not in probed else zeros), *(functions if all(functions) else ()))
+    return replace(known, task_in_execve=in_execve)
 
 
 def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:

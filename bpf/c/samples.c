@@ -6,8 +6,9 @@
  * A sample may find a thread between a probed instruction's breakpoint and what the kernel runs in its place. Its walk begins
  * where the thread would be without the probe.
  *
- * The loader sets SAMPLE_WAKE_BYTES, TASK_UTASK and UTASK_* (offsets), and where kernel code is: ASM_EXC_INT3, which is entered
- * for a breakpoint, and UPROBE_EMULATION, which does what pushes and calls do. They are 0 if the kernel does not tell.
+ * The loader sets SAMPLE_WAKE_BYTES, TASK_UTASK and UTASK_* (offsets in bytes), TASK_IN_EXECVE (in bits), and where kernel code
+ * is: ASM_EXC_INT3, which is entered for a breakpoint, and UPROBE_EMULATION, which does what pushes and calls do. They are 0 if
+ * the kernel does not tell.
  */
 static u64 (*registers_of)(u64 task) = (void *)175; /* registers of user space at the last entry into the kernel */
 
@@ -121,6 +122,14 @@ static __always_inline void leave_breakpoint(struct start *start, struct pt_regs
     }
 }
 
+/* Whether the thread is executing another program, and has left the memory of the one whose registers it still has. */
+static __always_inline u64 is_between_programs(u64 sp) {
+    u64 bit = TASK_IN_EXECVE, word;
+    u8 flags = 0;
+    bpf_probe_read_kernel(&flags, 1, (u8 *)this_task() + bit / 8);
+    return bit && flags >> (bit & 7) & 1 && read_user(&word, 8, (void *)sp);
+}
+
 /* Sends the Linux kernel's stack; its id is that of process 0. */
 static __always_inline void kernel_stack(struct bpf_perf_event_data *ctx, struct scratch *scratch, struct launched *kernel,
                                          u64 epoch) {
@@ -162,10 +171,12 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
         BEGIN_WALK(scratch, user->pid, regs);
         leave_breakpoint(&scratch->copied.start, regs, *(u64 *)&ctx->regs.ip);
         leave_served_call(&scratch->copied.start);
+        if (is_between_programs(scratch->copied.start.sp))
+            scratch->copied.start.ip = 0;
     }
     leave_copy(&scratch->copied.start);
     leave_trampoline(&scratch->copied.start);
-    if (!scratch->copied.of.mm || !scratch->copied.start.ip) { /* a thread of the Linux kernel */
+    if (!scratch->copied.of.mm || !scratch->copied.start.ip) { /* a thread of the Linux kernel, or one between two programs */
         scratch->walked = WHOLE;
         scratch->depth = 0;
         sample_phases.call(ctx, SAMPLED);

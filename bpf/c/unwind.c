@@ -462,6 +462,7 @@ static __always_inline u32 walk(struct scratch *scratch, u64 is_sample) {
             depth = forgotten(depth, unknown);
             uses_bp = forgotten(uses_bp, unknown);
         }
+        ip = forgotten(ip, id);
         exact = forgotten(exact, ip);
         bp_at = forgotten(bp_at, ip);
         bp_from = forgotten(bp_from, ip);

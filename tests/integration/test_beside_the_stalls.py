@@ -149,6 +149,40 @@ def test_stacks_of_programs_that_end_at_once(tmp_path: Path) -> None:
     assert sum(others.values()) < 0.03 * stacks.total(), others
 
 
+EXECUTES_ITSELF = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int main(int argc, char **argv)
+{
+    char left[16], *words[] = {argv[0], left, 0};
+    int many = atoi(argv[1]);
+    snprintf(left, sizeof(left), "%d", many - 1);
+    return many ? execv(argv[0], words) : 0;
+}
+"""
+
+
+def test_a_thread_between_two_programs_has_no_stack(tmp_path: Path) -> None:
+    (tmp_path / "execs.c").write_text(EXECUTES_ITSELF)
+    subprocess.run(["gcc", "-O2", tmp_path / "execs.c", "-o", tmp_path / "execs"], check=True)
+    with Hardware(tmp_path / "gpu") as hardware:
+        record(hardware, tmp_path / "c", "--cpu-freq", "999", "--", str(tmp_path / "execs"), "2000")
+    reader = CaptureReader(tmp_path / "c")
+    pid, stacks = reader.header["command_pid"][0], {row["id"]: row for row in reader.table("stack").to_pylist()}
+    # when it is neither the one program nor the other, whose stack pointer it still has
+    rows = [row for row in reader.table("cpu_sample").to_pylist() if row["pid"] == pid and not row["stack"]]
+    assert len(rows) > 20
+    # then it is in the system call
+    symbols = [(int(line.split()[0], 16), line.split()[2]) for line in Path("/proc/kallsyms").read_text().splitlines()]
+    symbols.sort()
+    execve = next(number for number, (_, name) in enumerate(symbols) if name == "__x64_sys_execve")
+    start = symbols[execve][0]
+    end = next(address for address, _ in symbols[execve:] if address > start)
+    for row in rows:
+        assert any(start <= ip <= end for ip in stacks[row["kernel_stack"]]["ips"])
+
+
 # Executes another program after a few samples. Programs that differ in MORE have the same functions at the same
 # addresses, but one with a larger frame: by the other program's call frame information, its caller is left out.
 EXECUTES = """

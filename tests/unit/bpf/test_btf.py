@@ -28,11 +28,16 @@ struct outer {
     const volatile struct outer *next;
 } one;
 struct other { int outer; } two;
+struct fields {
+    int before;
+    unsigned one : 3, two : 1;
+    struct { unsigned char three : 7, four : 1; };
+} three;
 int main(void)
 {
     printf("%zu %zu ", offsetof(struct outer, a), offsetof(struct outer, c));
     printf("%zu %zu ", offsetof(struct outer, in.second), offsetof(struct outer, next));
-    return sizeof one + sizeof two == 0;
+    return sizeof one + sizeof two + sizeof three == 0;
 }
 """
 
@@ -54,6 +59,13 @@ def test_offsets_equal_the_compiler_s(compiled: tuple[Path, list[int]]) -> None:
     btf = Btf(path)
     members = (("a",), ("c",), ("in", "second"), ("next",))
     assert [btf.offset("outer", *names) for names in members] == printed
+
+
+def test_bit_fields_are_where_the_abi_puts_them(compiled: tuple[Path, list[int]]) -> None:
+    # System V's for x86-64: from the lowest bit on; the structure of bytes begins at the next byte
+    btf = Btf(compiled[0])
+    found = {name: btf.bit("fields", name) for name in ("before", "one", "two", "three", "four", "five")}
+    assert found == {"before": 0, "one": 32, "two": 35, "three": 40, "four": 47, "five": None}
 
 
 def test_functions_have_the_number_of_their_type(tmp_path: Path) -> None:
