@@ -186,7 +186,7 @@ def test_a_file_whose_mappings_have_another_device_than_it_says(opener: Opener, 
         assert opener.open(str(path), ROOT, same=FileIdentity(same.device, same.inode + 1, same.before_ns)) == ANOTHER
     finally:
         subprocess.run(["umount", merged], check=False)
-        subprocess.run(["umount", tmpfs], check=True)
+        subprocess.run(["umount", "--lazy", tmpfs], check=True)
 
 
 def test_below_a_root_whose_process_is_gone(opener: Opener, folder: Path) -> None:
