@@ -185,7 +185,7 @@ def test_a_file_whose_mappings_have_another_device_than_it_says(opener: Opener, 
         assert read(opener.open(str(path), ROOT, same=same)).startswith(b"the mapped one")
         assert opener.open(str(path), ROOT, same=FileIdentity(same.device, same.inode + 1, same.before_ns)) == ANOTHER
     finally:
-        subprocess.run(["umount", merged], check=False)
+        subprocess.run(["umount", "--lazy", merged], check=False)
         subprocess.run(["umount", "--lazy", tmpfs], check=True)
 
 
