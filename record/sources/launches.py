@@ -348,7 +348,6 @@ class Launches(Source):
         self._taken_waits += [self._probes.unended_waits(now), self._probes.take_short_waits()]
         self.read()
         self._write_unsent()
-        now = time.monotonic_ns()
         for source, of_source in self._rings().items():
             if unread := sum(ring.unread for ring in of_source):
                 detail = "bytes after a record that was not finished when the recording ended"

@@ -426,12 +426,12 @@ class Learner:
             self._forget_failures()
         account = _account_of(pid)
         records: list[bytes] = []
-        for state, of_state in groupby(stacks, key=lambda stack: stack.head.of):
+        for _, of_state in groupby(stacks, key=lambda stack: stack.head.of):
             group = list(of_state)
             try:
                 if self._has_failed(pid, account):
                     raise ImageGone
-                records += self._finish(pid, state, group)
+                records += self._finish(group)
             except IaprofError as error:
                 if not isinstance(error, ImageGone):
                     self._add_failures(pid, account)
@@ -548,7 +548,7 @@ class Learner:
             self._messages += self._interpreters.search(pid, born_ns(pid) // TICK_NS, mappings)
             self._add_failures(pid, account, self._interpreters.failures - failures)
 
-    def _finish(self, pid: int, state: MappingState, stacks: Sequence[UnfinishedStack]) -> list[bytes]:
+    def _finish(self, stacks: Sequence[UnfinishedStack]) -> list[bytes]:
         """Finishes stacks that were copied in one state of a process, and writes their rules; returns their records.
 
         Raises:
@@ -556,6 +556,7 @@ class Learner:
             IaprofError: a child failed.
         """
         head = stacks[0].head
+        pid, state = head.pid, head.of
         process = self._process(head)
         all_finished = self._walk(process, pid, stacks)
         if any(finished.met_unknown for finished in all_finished):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -183,6 +184,13 @@ def folded(capture: Path) -> str:
     done = iaprof("report", capture)
     assert done.code == 0, done.err
     return done.out
+
+
+def counted(folded_text: str) -> Iterator[tuple[str, int]]:
+    """The stacks of folded text, each with its count."""
+    for line in folded_text.splitlines():
+        stack, _, count = line.rpartition(" ")
+        yield stack, int(count)
 
 
 Samples = Counter[tuple[str, int, str]]

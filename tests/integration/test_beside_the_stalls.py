@@ -20,7 +20,7 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.members import MEMBERS
 from iaprof.formats.header.stack_counts import recorded
-from integration.recording import IAPROF, environment, iaprof, record
+from integration.recording import IAPROF, counted, environment, iaprof, record
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
@@ -135,10 +135,9 @@ def test_stacks_of_programs_that_end_at_once(tmp_path: Path) -> None:
         record(hardware, tmp_path / "c", "--cpu-freq", "499", "--symbols", "needed", "--", "sh", "-c", loop)
     done = iaprof("report", tmp_path / "c", "--cpu-samples", "--format", "folded", "--frames", "process,cpu")
     stacks: Counter[str] = Counter()
-    for line in done.out.splitlines():
-        stack, _, count = line.rpartition(" ")
+    for stack, count in counted(done.out):
         if stack.startswith("brief;") and "inner" in stack:
-            stacks[stack.partition(";")[2]] += int(count)
+            stacks[stack.partition(";")[2]] += count
     # then nearly all stacks are whole; the others execute a program, and have none
     counts = recorded(CaptureReader(tmp_path / "c").header)["cpu_samples"]
     assert counts.whole > 0.9 * counts.stacks > 0.9 * 40 * 5
@@ -215,10 +214,9 @@ def test_a_program_that_is_executed_meanwhile_finishes_no_stack_of_the_one_befor
         record(hardware, tmp_path / "c", "--cpu-freq", "499", "--symbols", "needed", "--", "sh", "-c", loop)
     done = iaprof("report", tmp_path / "c", "--cpu-samples", "--format", "folded", "--frames", "cpu")
     stacks: Counter[str] = Counter()
-    for line in done.out.splitlines():
-        stack, _, count = line.rpartition(" ")
+    for stack, count in counted(done.out):
         if ";inner" in stack:
-            stacks[stack.partition(";inner")[0]] += int(count)
+            stacks[stack.partition(";inner")[0]] += count
     whole = {stack: count for stack, count in stacks.items() if stack.startswith("_start;")}
     assert sum(whole.values()) > 0.9 * stacks.total() > 40 * 5
     assert all(stack.endswith(";main;outer;middle") for stack in whole), whole

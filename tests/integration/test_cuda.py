@@ -22,7 +22,7 @@ from iaprof.bpf.loader import linux_version
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import MESSAGE_BYTES
 from iaprof.gpu.nvidia.records import PC_SAMPLES
-from integration.recording import BARE, CUDA_IN_TURN, IAPROF, Finished, iaprof, until_recording
+from integration.recording import BARE, CUDA_IN_TURN, IAPROF, Finished, counted, iaprof, until_recording
 from standin.cuda.machine import Machine
 from standin.cuda.runtime import REDUCE, SCALE, Ledger, cubin, read_ledgers
 from thorough import thorough, usually
@@ -93,9 +93,8 @@ class Recorded:
         found: Counter[str] = Counter()
         done = iaprof("report", self.path, "--format=folded", "--frames=cpu", "-q")
         assert done.code == 0, done.err
-        for line in done.out.splitlines():
-            stack, _, count = line.rpartition(" ")
-            found[next((name for name in stack.split(";") if "place" in name), stack)] += int(count)
+        for stack, count in counted(done.out):
+            found[next((name for name in stack.split(";") if "place" in name), stack)] += count
         return found
 
     def _report(self, *words: str) -> Any:
@@ -124,7 +123,7 @@ def test_launches_executions_and_samples_are_those_of_the_ledger(machine: Machin
     launches = recorded.capture.table("launch", ("correlation",))
     assert sorted(filter(None, launches["correlation"].to_pylist())) == sorted(executions["correlation"].to_pylist())
     done = iaprof("report", recorded.path, "--format=folded", "--frames=cpu", "-q")
-    stacks = {line.rpartition(" ")[0] for line in done.out.splitlines()}
+    stacks = {stack for stack, _ in counted(done.out)}
     assert all(stack.startswith("_start;") and stack.endswith(";cuLaunchKernel") for stack in stacks)
     assert {"place_a", "place_b"} <= {name for stack in stacks for name in stack.split(";")}
 
@@ -193,8 +192,7 @@ def test_processes_have_their_own_kernels(machine: Machine) -> None:
     # then each process's samples are its own
     assert len(recorded.ledgers) == 2
     done = iaprof("report", recorded.path, "--format=folded", "--frames=pid", "-q")
-    said = {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in done.out.splitlines()}
-    assert said == {str(ledger.pid): ledger.handed() for ledger in recorded.ledgers}
+    assert dict(counted(done.out)) == {str(ledger.pid): ledger.handed() for ledger in recorded.ledgers}
     # and the cubin is in the capture once
     modules = recorded.own("kernel")
     assert len(modules) == 2
