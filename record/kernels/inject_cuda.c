@@ -3,7 +3,7 @@
  * CUDA_INJECTION64_PATH names it. It gets from NVIDIA's profiling library CUPTI what only the process itself can get: samples
  * of each context's instructions, cubins, the times of executions, and a callback at each launch.
  *
- * It opens no file and no socket. A launch raises the USDT probe cuda:launch_kernel; everything else is a message in memory,
+ * It opens no file, and connects to nothing. A launch raises the USDT probe cuda:launch_kernel; everything else is a message in memory,
  * which the recorder's BPF program copies when the probe cuda:message is raised (bpf/c/messages.c). While nobody records, the
  * probes' semaphores are 0, and the library lets go of CUPTI.
  *
@@ -18,6 +18,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <link.h>
 #include <pthread.h>
@@ -30,7 +31,10 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
+#include <unistd.h>
 
 #define _SDT_HAS_SEMAPHORES 1
 #include <sys/sdt.h>
@@ -47,6 +51,8 @@ __extension__ volatile unsigned short cuda_message_semaphore __attribute__((sect
 #define WAIT_NS 2000000000 /* how long the program waits for us at most, if CUPTI does not return */
 #define LATE_NS 20000000 /* a sample may have been taken so long before a drain that did not get it yet */
 #define MOST_CONTEXTS 256 /* at a time */
+#define MOST_GPUS 64      /* those beyond are sampled though another process may sample them */
+#define UNKNOWN_GPU UINT32_MAX
 #define MOST_METRICS 128
 #define MOST_PCS 8192     /* of one answer */
 #define MOST_ANSWERS 256  /* of one drain: CUPTI gives what is left at the next one */
@@ -248,7 +254,7 @@ static bool is_recorded(void)
 }
 
 /* A function of its own, as the probe's argument has to be in a register or in memory. */
-static __attribute__((noinline)) void send(const struct message *message)
+static __attribute__((noinline)) void send_message(const struct message *message)
 {
     DTRACE_PROBE1(cuda, message, message);
 }
@@ -265,7 +271,7 @@ static void send_bytes(uint32_t what, uint64_t id, uint64_t begin, uint64_t end,
     message.what = what;
     message.total = message.bytes = many;
     memcpy(message.data, bytes, many);
-    send(&message);
+    send_message(&message);
     pthread_mutex_unlock(&sending);
 }
 
@@ -845,9 +851,13 @@ static const char *const REASONS[] = {
 #define METRIC_BYTES 128
 #define NO_COLUMN 255
 
+/* Of a context, as the message OF_CONTEXT says it. */
+enum sampled { NOT_SAMPLED, SAMPLED, OTHER_SAMPLED /* its GPU samples another process */ };
+
 struct context {
     void *handle; /* NULL: it was destroyed */
-    uint32_t number, metrics;
+    enum sampled sampled;
+    uint32_t number, gpu, metrics; /* the GPU's number for the driver, UNKNOWN_GPU if it does not say */
     uint64_t begin_ns; /* of the samples that the next drain gets */
     uint8_t column[MOST_METRICS]; /* of each metric, among twice the reasons */
     struct answer answer;
@@ -887,7 +897,7 @@ static void send_rows(void)
 {
     if (rows.bytes) {
         rows.total = rows.bytes;
-        send(&rows);
+        send_message(&rows);
     }
     rows.bytes = 0;
 }
@@ -963,6 +973,8 @@ static void add_answer(struct context *context, const struct answer *answer, str
 /* Sends the samples of a context since the last drain. */
 static void drain(struct context *context)
 {
+    if (!context->handle || context->sampled != SAMPLED)
+        return;
     struct sums sums = {0};
     uint64_t began = now();
     struct of_context with = {.size = 32, .context = context->handle, .with.answer = &context->answer};
@@ -975,7 +987,8 @@ static void drain(struct context *context)
             answer->full = 1;
         } else if (result) {
             if (!context->failures++)
-                send_problem("CUPTI gives no samples: %s", said(result));
+                send_problem("CUPTI gives no samples: %s; launches may be missing, too, as when another profiler has the GPU",
+                             said(result));
             break;
         }
         rows.end = now();
@@ -1009,7 +1022,7 @@ static bool send_piece(void)
     sigemptyset(&again);
     sigaddset(&again, AGAIN);
     bool is_program_s = is_told_again(); /* all of its threads block that signal, too, and it has not taken one yet */
-    send(&piece);
+    send_message(&piece);
     return is_program_s || !is_told_again() || sigtimedwait(&again, NULL, &nothing) != AGAIN;
 }
 
@@ -1070,7 +1083,7 @@ static void send_last_modules(void)
             for (const struct module *module = first_wanted(); module; module = module->later) {
                 begin_piece(module, 0);
                 if (!module->sent)
-                    send(&piece);
+                    send_message(&piece);
             }
             return;
         }
@@ -1136,17 +1149,17 @@ static void free_room(struct answer *answer)
 struct device { /* the message OF_CONTEXT */
     char bus[32], name[96];
     uint8_t uuid[16];
-    uint32_t major, minor, multiprocessors, period, ordinal, is_sampled;
+    uint32_t major, minor, multiprocessors, period, ordinal, sampled;
 };
 
 static uint32_t period = 18; /* as a power of 2, cycles */
 
-static void describe(const struct context *context, bool is_sampled)
+static void describe(const struct context *context)
 {
-    struct device device = {.period = period, .is_sampled = is_sampled};
-    if (cupti.device(context->handle, &device.ordinal))
+    struct device device = {.period = period, .ordinal = context->gpu, .sampled = context->sampled};
+    int value = 0, ordinal = context->gpu;
+    if (context->gpu == UNKNOWN_GPU)
         return;
-    int value = 0, ordinal = device.ordinal;
     driver.bus(device.bus, sizeof device.bus - 1, ordinal);
     driver.name(device.name, sizeof device.name - 1, ordinal);
     driver.uuid(device.uuid, ordinal);
@@ -1154,6 +1167,54 @@ static void describe(const struct context *context, bool is_sampled)
     device.minor = driver.attribute(&value, CAPABILITY_MINOR, ordinal) ? 0 : value;
     device.multiprocessors = driver.attribute(&value, MULTIPROCESSORS, ordinal) ? 0 : value;
     send_bytes(OF_CONTEXT, context->number, now(), 0, &device, sizeof device);
+}
+
+/* A GPU samples one process at a time. If two sample it, CUPTI fails in one of them at its first launch, and tells it of no launch
+ * and no execution any more. So the process that samples a GPU has a Unix socket whose abstract name is the GPU's: the kernel gives
+ * a name to one only, and takes it back at the process's end. Nobody connects to it. */
+struct gpu {
+    int socket; /* -1: there is none, and nobody can know */
+    unsigned contexts;
+};
+static struct gpu gpus[MOST_GPUS]; /* by number; with `draining` */
+
+/* Returns a socket with a GPU's name: -1 if there can be none, -2 if another process has it. */
+static int bind_name(int ordinal)
+{
+    uint8_t uuid[16] = {0};
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char *end = address.sun_path + 1;
+    end += sprintf(end, "iaprof-gpu-");
+    driver.uuid(uuid, ordinal);
+    for (unsigned i = 0; i < sizeof uuid; i++)
+        end += sprintf(end, "%02x", uuid[i]);
+    int made = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int fd = made < 0 ? -1 : fcntl(made, F_DUPFD_CLOEXEC, 3); /* a program may have closed its standard output */
+    if (made >= 0)
+        close(made);
+    if (fd < 0 || !bind(fd, (const struct sockaddr *)&address, end - (char *)&address))
+        return fd;
+    bool is_taken = errno == EADDRINUSE;
+    close(fd);
+    return is_taken ? -2 : -1;
+}
+
+/* Whether this process may sample a context's GPU; if so, release_gpu() is to follow. */
+static bool claim_gpu(const struct context *context)
+{
+    if (context->gpu >= MOST_GPUS)
+        return true;
+    struct gpu *gpu = &gpus[context->gpu];
+    if (!gpu->contexts && (gpu->socket = bind_name(context->gpu)) == -2)
+        return false;
+    gpu->contexts++;
+    return true;
+}
+
+static void release_gpu(const struct context *context)
+{
+    if (context->gpu < MOST_GPUS && !--gpus[context->gpu].contexts && gpus[context->gpu].socket >= 0)
+        close(gpus[context->gpu].socket);
 }
 
 /* Starts to sample a context; returns what CUPTI says of it. */
@@ -1181,16 +1242,27 @@ static int start_sampling(struct context *context)
     return result;
 }
 
+/* Samples a context, unless its GPU samples another process: then it may be called again. */
 static void begin_sampling(struct context *context)
 {
+    if (!claim_gpu(context)) {
+        if (context->sampled != OTHER_SAMPLED) {
+            context->sampled = OTHER_SAMPLED;
+            describe(context);
+        }
+        return;
+    }
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before); /* CUPTI starts threads: the program's signals are for its own ones */
+    context->begin_ns = now();
     int result = start_sampling(context);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    describe(context, !result);
+    context->sampled = result ? NOT_SAMPLED : SAMPLED;
+    describe(context);
     if (!result)
         return;
+    release_gpu(context);
     context->handle = NULL;
     free_room(&context->answer);
     free_room(&context->last);
@@ -1212,7 +1284,8 @@ static void on_context_created(void *handle)
         send_problem("the process has more than %d contexts: those beyond are not sampled", MOST_CONTEXTS);
     } else {
         context_count += number == context_count;
-        contexts[number] = (struct context){.handle = handle, .number = number, .begin_ns = now()};
+        contexts[number] = (struct context){.handle = handle, .number = number, .gpu = UNKNOWN_GPU};
+        cupti.device(handle, &contexts[number].gpu);
         begin_sampling(&contexts[number]);
     }
     pthread_mutex_unlock(&draining);
@@ -1222,6 +1295,10 @@ static void end_sampling(struct context *context)
 {
     struct of_context with = {.size = 24, .context = context->handle};
     struct sums sums = {0};
+    if (context->sampled != SAMPLED) {
+        context->handle = NULL;
+        return;
+    }
     drain(context);
     if (!cupti.stop(&with)) { /* gives the rest */
         begin_rows(context, now());
@@ -1230,6 +1307,7 @@ static void end_sampling(struct context *context)
         if (sums.samples || sums.full || sums.invalid)
             send_bytes(OF_SUMS, context->number, context->begin_ns, rows.end, &sums, sizeof sums);
     }
+    release_gpu(context);
     context->handle = NULL;
     free_room(&context->answer);
     free_room(&context->last);
@@ -1251,8 +1329,7 @@ static void on_module_unloaded(const void *context, uint32_t id)
     if (!begin_draining())
         return;
     for (unsigned i = 0; i < context_count; i++)
-        if (contexts[i].handle)
-            drain(&contexts[i]);
+        drain(&contexts[i]);
     pthread_mutex_unlock(&draining);
     forget_loads(context, id);
 }
@@ -1311,7 +1388,7 @@ static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
         message->bytes += sizeof execution;
         if (message->bytes + sizeof execution > MESSAGE_BYTES) {
             message->total = message->bytes;
-            send(message);
+            send_message(message);
             message->bytes = 0;
         }
     }
@@ -1319,7 +1396,7 @@ static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
         message->id = dropped;
     message->total = message->bytes;
     if (message->bytes || message->id)
-        send(message);
+        send_message(message);
     free(message);
     free(buffer);
 }
@@ -1345,7 +1422,7 @@ static void send_launches(uint32_t thread, uint64_t first, const struct path_row
     message.begin = first;
     message.total = message.bytes = many * sizeof *rows;
     memcpy(message.data, rows, message.bytes);
-    send(&message);
+    send_message(&message);
 }
 
 /* The stream of a launch: of cuLaunchKernel and cuLaunchCooperativeKernel an argument, of cuLaunchKernelEx in the structure
@@ -1442,6 +1519,9 @@ static bool is_ending;    /* with `ending` */
 static void in_child(void)
 {
     is_child = true;
+    for (struct gpu *gpu = gpus; gpu < gpus + MOST_GPUS; gpu++)
+        if (gpu->contexts && gpu->socket >= 0)
+            close(gpu->socket);
 }
 
 /* Waits for the next drain; false if the process ends. */
@@ -1487,9 +1567,11 @@ static void *drain_all(void *unused)
         unrecorded = is_recorded() ? 0 : unrecorded + 1;
         paths_send(send_launches, ROWS_OF_LAUNCHES);
         pthread_mutex_lock(&draining);
-        for (unsigned i = 0; i < context_count; i++)
-            if (contexts[i].handle)
-                drain(&contexts[i]);
+        for (unsigned i = 0; i < context_count; i++) {
+            drain(&contexts[i]);
+            if (contexts[i].handle && contexts[i].sampled == OTHER_SAMPLED)
+                begin_sampling(&contexts[i]);
+        }
         pthread_mutex_unlock(&draining);
         send_modules();
         if (turn % 5 == 0)

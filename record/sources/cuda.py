@@ -47,6 +47,7 @@ MAX_NAMES_BYTES = 1 << 26  # of all processes
 MAX_NAME_BYTES = 1 << 12
 MAX_PROBLEMS, MAX_PROBLEMS_OF_PROCESS = 64, 4  # that are reported
 MAX_PROBLEM_LETTERS = 400
+OTHER_SAMPLED = 2  # `sampled` of a context whose GPU samples another process; 1: it is sampled, 0: it is not
 RANGE_BITS, RANGES = 30, 1 << 18
 """The addresses of a process are the range with the number pid % RANGES. The library, which may not know its process's
 number, says them without the beginning of the range."""
@@ -64,7 +65,7 @@ _DEVICE = np.dtype(
         ("multiprocessors", "<u4"),
         ("period", "<u4"),
         ("ordinal", "<u4"),
-        ("is_sampled", "<u4"),
+        ("sampled", "<u4"),
     ]
 )
 _SUMS = np.dtype([(name, "<u8") for name in ("samples", "dropped", "of_driver", "unknown", "full", "invalid")])
@@ -287,8 +288,14 @@ class CudaSamples(Sampler):
             self._report_of(pid, process, "it names a GPU that the driver does not have", now)
             return True
         stream = -1
-        if device["is_sampled"] and (self._chosen is None or gpu in self._chosen):  # else its own message says why
+        if device["sampled"] and (self._chosen is None or gpu in self._chosen):  # else its own message says why
             stream = self._stream_of(gpu, device)
+            if device["sampled"] == OTHER_SAMPLED:
+                self._report(
+                    f"{gpu.card} samples one process at a time: until that one ends, the others have launches and "
+                    "executions, but no samples",
+                    now,
+                )
         process.contexts[number] = stream
         if stream >= 0 or int(device["ordinal"]) not in process.ordinals:
             process.ordinals[int(device["ordinal"])] = stream

@@ -38,17 +38,24 @@ pytestmark = CUDA_IN_TURN
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    """A machine with two GPUs of NVIDIA."""
+    """A machine with eight GPUs of NVIDIA."""
     tmp_path.chmod(0o755)
-    yield Machine(tmp_path / "machine")
+    yield Machine(tmp_path / "machine", 8)
 
 
 class Recorded:
     """A recording of the stand-in's program."""
 
-    def __init__(self, machine: Machine, *words: str | float | Path, options: tuple[str, ...] = (), faults: str = ""):
+    def __init__(
+        self,
+        machine: Machine,
+        *words: str | float | Path,
+        options: tuple[str, ...] = (),
+        faults: str = "",
+        script: str = "",  # of a shell, in place of the program with these words
+    ):
         self.path = machine.folder / "cap"
-        command = machine.programs.command(*words)
+        command = ["sh", "-c", script] if script else machine.programs.command(*words)
         environment = machine.env(*filter(None, faults.split(",")))
         self.done: Finished = iaprof("record", "-o", self.path, *BARE, *options, "--", *command, env=environment)
         assert self.done.code == 0, self.done.err
@@ -101,6 +108,16 @@ class Recorded:
         done = iaprof(words[0], self.path, *words[1:])
         assert done.code == 0, done.err
         return json.loads(done.out)
+
+
+def program(machine: Machine, *words: str | float | Path) -> str:
+    """The program with these words, for a shell."""
+    return shlex.join(machine.programs.command(*words))
+
+
+def on_gpus(machine: Machine, gpus: int, *words: str | float | Path) -> str:
+    """A script that runs a program with these words on each of so many GPUs at the same time."""
+    return f"{' & '.join(program(machine, 'device', gpu, *words) for gpu in range(gpus))} & wait"
 
 
 def launched(recorded: Recorded) -> Counter[str]:
@@ -186,9 +203,9 @@ def test_threads_contexts_and_gpus(machine: Machine) -> None:
 
 def test_processes_have_their_own_kernels(machine: Machine) -> None:
     # given two processes that run one cubin at the same time
-    words = ("fork", 1, *LOAD, "launch", REDUCE, "A", 1500, 300, "sync")
+    words = (*LOAD, "launch", REDUCE, "A", 1500, 300, "sync")
     # when
-    recorded = Recorded(machine, *words)
+    recorded = Recorded(machine, script=on_gpus(machine, 2, *words))
     # then each process's samples are its own
     assert len(recorded.ledgers) == 2
     done = iaprof("report", recorded.path, "--format=folded", "--frames=pid", "-q")
@@ -198,6 +215,39 @@ def test_processes_have_their_own_kernels(machine: Machine) -> None:
     assert len(modules) == 2
     assert sum(elf is not None for elf in modules["elf"].to_pylist()) == 1
     assert len(set(modules["base"].to_pylist())) == 2
+
+
+def test_of_processes_on_one_gpu_one_is_sampled_and_all_are_recorded(machine: Machine) -> None:
+    # when
+    recorded = Recorded(machine, "fork", 2, *LOAD, "launch", REDUCE, "A", 1500, 300, "sync")
+    # then each launch and its execution is there
+    assert len(recorded.ledgers) == 3
+    assert launched(recorded) == {REDUCE: 4500}
+    assert len(recorded.capture.table("execution")) == 4500
+    # and the samples of one, until it ended
+    handed = [ledger.handed() for ledger in recorded.ledgers]
+    assert recorded.samples == sum(handed) > 0
+    assert max(handed) > 0.8 * sum(handed)
+    # and the recorder says so
+    said = "nvidia0 samples one process at a time: until that one ends, the others have launches and executions"
+    assert said in recorded.done.err
+    assert ("samples", "not recorded") in {(each["source"], each["what"]) for each in recorded.losses}
+
+
+def test_when_a_process_ends_another_one_is_sampled(machine: Machine) -> None:
+    # given a process that comes to a GPU while another one is sampled, which writes a line then, and one at its end
+    first = program(machine, *LOAD, "say", "there", "launch", REDUCE, "A", 1000, 300, "sync")
+    waiting = (*LOAD, "launch", REDUCE, "A", 100, 300, "wait")
+    second = program(machine, *waiting, "launch", REDUCE, "B", 3000, 300, "sync")
+    # when
+    recorded = Recorded(machine, script=f"{first} | (read line; {second})")
+    # then both were sampled
+    by_launches = {sum(ledger.launches.values()): ledger.handed() for ledger in recorded.ledgers}
+    assert by_launches.keys() == {1000, 3100}
+    assert min(by_launches.values()) > 100
+    assert recorded.samples == sum(by_launches.values())
+    assert launched(recorded) == {REDUCE: 4100}
+    assert recorded.places()["place_b"] == by_launches[3100]
 
 
 def padded_cubin(path: Path, padding: bytes) -> Path:
@@ -215,7 +265,8 @@ def test_processes_that_send_the_same_large_cubin(machine: Machine, tmp_path: Pa
     padding = os.urandom(24 << 20)
     large = padded_cubin(tmp_path / "large.cubin", padding)
     # when several processes use it at the same time
-    recorded = Recorded(machine, "fork", 5, "load", large, "launch", REDUCE, "A", 200, 300, "sync")
+    words = ("load", large, "launch", REDUCE, "A", 200, 300, "sync")
+    recorded = Recorded(machine, script=on_gpus(machine, 6, *words))
     # then all have its instructions, which the capture has once
     assert len(recorded.ledgers) == 6
     assert not recorded.lost("incomplete"), recorded.done.err
@@ -244,7 +295,7 @@ def test_cubins_are_whole_though_the_recorder_stands_still(
         for number in range(processes)
     ]
     work = ("say", "there", "wait", "launch", REDUCE, "A", 200, 500, "sync", *then)
-    commands = [shlex.join(machine.programs.command("load", each, *work)) for each in cubins]
+    commands = [program(machine, "device", gpu, "load", each, *work) for gpu, each in enumerate(cubins)]
     script = f"exec 3<&0; {''.join(f'{each} <&3 & ' for each in commands)} wait"
     path = machine.folder / "cap"
     command = [*IAPROF, "record", "-o", str(path), *BARE, "--", "sh", "-c", script]

@@ -190,6 +190,8 @@ static struct CUgraphNode_st *make_node(uint64_t id, struct CUgraphNode_st *orig
 
 /* ---- start, devices ---- */
 
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
+
 static void in_child(void)
 {
     pthread_mutex_init(&shared.lock, NULL);
@@ -209,10 +211,11 @@ static void in_parent(void)
 
 __attribute__((constructor)) static void loaded(void)
 {
-    shared.devices = number("STANDIN_CUDA_DEVICES", 1, 16);
+    shared.devices = number("STANDIN_CUDA_DEVICES", 1, STANDIN_DEVICES);
     shared.multiprocessors = number("STANDIN_CUDA_SMS", 16, 1024);
     shared.last_execution = &shared.executions;
     shared.now = now;
+    shared.uuid = cuDeviceGetUuid;
     shared.fault = fault;
     shared.write_ledger = write_ledger_again;
     pthread_atfork(before_fork, in_parent, in_child);
@@ -351,9 +354,13 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *name, int length, CUdevice device)
 
 EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
+    const char *machine = getenv("STANDIN_CUDA_LEDGER"); /* programs with another ledger are on another machine */
+    uint64_t hash = 0xcbf29ce484222325;
     CHECK_DEVICE(device);
+    while (machine && *machine)
+        hash = (hash ^ (unsigned char)*machine++) * 0x100000001b3;
     for (int i = 0; i < 16; i++)
-        uuid->bytes[i] = (unsigned char)(0x5a + 17 * i + device);
+        uuid->bytes[i] = (unsigned char)(i < 8 ? hash >> 8 * i : (uint64_t)(17 * i + device));
     return CUDA_SUCCESS;
 }
 

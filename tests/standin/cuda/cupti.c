@@ -6,6 +6,9 @@
  * handed out some time after they were taken (the workers' sleep span, 100 ms), and what was not handed out when sampling ends is put
  * into the buffer of the configuration, as far as there is room.
  *
+ * As with NVIDIA's, a GPU samples one process at a time: where a second one launches in a context that is to be sampled, there are no
+ * callbacks at calls and no activity records from then on in it, and cuptiPCSamplingGetData fails with CUPTI_ERROR_UNKNOWN.
+ *
  * Faults (STANDIN_CUDA_FAULTS, with commas between them):
  *   second-subscriber     cuptiSubscribe says that another one has subscribed
  *   no-permission         cuptiPCSamplingEnable says CUPTI_ERROR_INSUFFICIENT_PRIVILEGES
@@ -43,6 +46,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -152,6 +157,37 @@ EXPORT CUptiResult cuptiGetErrorMessage(CUptiResult result, const char **text)
     return cuptiGetResultString(result, text);
 }
 
+/* ---- one process at a time ---- */
+
+static atomic_bool has_failed; /* another process had the GPU */
+static int owned[STANDIN_DEVICES]; /* a socket for each GPU that this process has: the kernel gives its name to one process */
+static pthread_mutex_t owned_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void take_gpu(CUdevice device)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    CUuuid uuid;
+    pthread_mutex_lock(&owned_lock);
+    if (!owned[device]) {
+        driver()->uuid(&uuid, device);
+        memcpy(address.sun_path + 1, "standin-gpu", 11);
+        memcpy(address.sun_path + 12, uuid.bytes, sizeof(uuid.bytes));
+        owned[device] = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        if (bind(owned[device], (struct sockaddr *)&address, offsetof(struct sockaddr_un, sun_path) + 12 + sizeof(uuid.bytes)))
+            has_failed = true;
+    }
+    pthread_mutex_unlock(&owned_lock);
+}
+
+static void leave_gpu(CUdevice device)
+{
+    pthread_mutex_lock(&owned_lock);
+    if (owned[device])
+        close(owned[device]);
+    owned[device] = 0;
+    pthread_mutex_unlock(&owned_lock);
+}
+
 /* ---- callbacks ---- */
 
 static bool wanted(int domain, uint32_t cbid)
@@ -179,7 +215,9 @@ static void on_call(struct standin_call *call)
         .correlationData = &call->user,
         .correlationId = call->correlation,
     };
-    if (wanted(CUPTI_CB_DOMAIN_DRIVER_API, call->cbid))
+    if (call->symbol && call->context && call->context->sampling.enabled)
+        take_gpu(call->context->device);
+    if (wanted(CUPTI_CB_DOMAIN_DRIVER_API, call->cbid) && !has_failed)
         call_subscriber(CUPTI_CB_DOMAIN_DRIVER_API, call->cbid, &data);
 }
 
@@ -679,6 +717,7 @@ EXPORT CUptiResult cuptiPCSamplingDisable(CUpti_PCSamplingContextParams *params)
     LOCK_CONTEXT(params, true);
     finish(cuda, params->ctx);
     pthread_mutex_unlock(&cuda->lock);
+    leave_gpu(params->ctx->device);
     cuda->write_ledger();
     return CUPTI_SUCCESS;
 }
@@ -829,7 +868,7 @@ EXPORT CUptiResult cuptiPCSamplingGetData(CUpti_PCSamplingGetDataParams *params)
     span = s->sleep_span_ms ? s->sleep_span_ms * MS : 1;
     until = s->since + (now - s->since) / span * span; /* what the workers have decoded */
     s->calls++;
-    if (fault("getdata-fails-always") || (fault("getdata-fails") && s->calls % 2 == 0)) {
+    if (has_failed || fault("getdata-fails-always") || (fault("getdata-fails") && s->calls % 2 == 0)) {
         s->failures++;
         result = CUPTI_ERROR_UNKNOWN;
     } else if (nonsense("nonsense-count") && s->calls % 3 == 0) {
@@ -977,7 +1016,7 @@ static void make_records(struct standin_cuda *cuda)
         while (cuda->undelivered && cuda->undelivered->delivered)
             cuda->undelivered = cuda->undelivered->next;
         pthread_mutex_unlock(&cuda->lock);
-        for (size_t i = 0; i < count; i++)
+        for (size_t i = 0; i < count && !has_failed; i++)
             put_record(cuda, batch[i], difference);
     } while (count);
 }

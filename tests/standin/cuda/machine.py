@@ -27,13 +27,14 @@ GPU Excluded:\t No
 class Machine:
     """The files of a machine with some GPUs."""
 
-    def __init__(self, folder: Path, buses: tuple[str, ...] = ("0000:1b:00.0", "0000:1c:00.0")) -> None:
+    def __init__(self, folder: Path, gpus: int = 2) -> None:
         """Makes the files."""
-        self.folder, self.programs, self._gpus = folder, build(), len(buses)
+        self.folder, self.programs, self._gpus = folder, build(), gpus
         root = folder / "sysfs"
         for each in ("dev/dri", "sys/class/drm", "proc/sys/dev"):
             (root / each).mkdir(parents=True)
-        for number, bus in enumerate(buses):
+        for number in range(gpus):
+            bus = f"0000:{0x1B + number:02x}:00.0"
             gpu = root / "proc/driver/nvidia/gpus" / bus
             gpu.mkdir(parents=True)
             (gpu / "information").write_text(INFORMATION.format(name="Stand-in GPU", number=number, bus=bus))

@@ -11,6 +11,7 @@
 
 #define STANDIN_CUDA_SYMBOL "standin_cuda"
 enum {
+    STANDIN_DEVICES = 16,
     STANDIN_REASONS = 40, /* of a chip of compute capability 9.0: two that are no reasons, then 19, each twice */
     STANDIN_CHOICES = 1024,
     STANDIN_DEPTH = 1024, /* launches that a stream takes before the next one waits */
@@ -130,6 +131,7 @@ struct standin_cuda {
     } activity;
     /* What libcuda has for it: */
     uint64_t (*now)(void);
+    CUresult (*uuid)(CUuuid *, CUdevice);
     bool (*fault)(const char *name);
     void (*write_ledger)(void); /* again, if it was written already */
 };

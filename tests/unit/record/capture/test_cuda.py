@@ -147,7 +147,7 @@ def message(what: int, data: bytes = b"", pid: int = PID, size: int | None = Non
 def context(number: int = 0, pid: int = PID, bus: bytes = BUS.encode(), **members: int) -> NDArray[np.void]:
     device = np.zeros(1, cuda._DEVICE)
     device["bus"], device["name"] = bus, b"a name\x1b[31m"
-    for name, value in ({"major": 9, "period": 18, "is_sampled": 1} | members).items():
+    for name, value in ({"major": 9, "period": 18, "sampled": 1} | members).items():
         device[name] = value
     return message(CONTEXT, device.tobytes(), pid, id=number)
 
@@ -382,7 +382,7 @@ def test_only_the_chosen_gpu() -> None:
 
 
 def test_a_context_that_is_not_sampled_leaves_its_gpu_s_executions_where_they_are(taken: Taken) -> None:
-    taken(context(), context(1, is_sampled=0), samples(taken, BASE, number=1))
+    taken(context(), context(1, sampled=0), samples(taken, BASE, number=1))
     taken(message(EXECUTIONS, execution(taken, 1, 2, 3)))
     assert taken.reads() == []
     assert len(taken.executions()) == 1

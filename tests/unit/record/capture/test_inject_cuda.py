@@ -344,4 +344,4 @@ def test_sizes(run: Runner) -> None:
     assert all(head["bytes"] <= MESSAGE_BYTES for head, _ in said.messages)
     (context,) = said.of(MessageOf.CONTEXT)
     device = np.frombuffer(context[1], cuda._DEVICE)[0]
-    assert (device["bus"], device["major"], device["period"], device["is_sampled"]) == (b"0000:1B:00.0", 9, 16, 1)
+    assert (device["bus"], device["major"], device["period"], device["sampled"]) == (b"0000:1B:00.0", 9, 16, 1)
