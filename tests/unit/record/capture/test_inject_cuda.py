@@ -6,6 +6,7 @@ Nothing is recorded here, so this needs no root; tests/integration/test_cuda.py 
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import subprocess
 import time
@@ -337,6 +338,26 @@ def test_problems_are_said_once_and_the_program_goes_on(run: Runner, fault: str,
     assert len(said.problems) == 1
     assert problem in said.problems[0]
     assert ledger.launches == {(REDUCE, 1): 600}
+
+
+def test_a_process_that_takes_the_name_of_a_gpu(run: Runner) -> None:
+    # given who has the name that says that a GPU samples another process
+    words = (*LOAD, "launch", REDUCE, "A", 600, 500, "sync")
+    said, _ = run(*words).only
+    ((_, data),) = said.of(MessageOf.CONTEXT)
+    uuid = bytes(np.frombuffer(data, cuda._DEVICE)[0]["uuid"])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as taken:
+        taken.bind(f"\0iaprof-gpu-{uuid.hex()}")
+        # when
+        ran = run(*words)
+    # then the process has its launches and executions, and says why it has no samples
+    (ledger,) = (each for each in ran.ledgers if not each.handed())
+    said = ran.said[ledger.pid]
+    assert (ran.code, ran.errors, said.problems, len(said.rows)) == (0, "", [], 0)
+    assert said.launches().total() == len(ledger.executions) == 600
+    assert sum(len(data) for _, data in said.of(MessageOf.EXECUTIONS)) == 600 * cuda._EXECUTION.itemsize
+    ((_, data),) = said.of(MessageOf.CONTEXT)
+    assert np.frombuffer(data, cuda._DEVICE)[0]["sampled"] == cuda.OTHER_SAMPLED
 
 
 def test_sizes(run: Runner) -> None:
