@@ -112,7 +112,8 @@ class Metering(Source):
 _NEVER = sys.maxsize
 LOOK_NS = 100_000_000  # after which to look for new GPUs, when nothing is due earlier
 PAUSE = 200
-"""Numbers of a GPU that have a period, and take long to read, are read more seldom: after this many times as long."""
+"""A GPU's numbers with a period are read more seldom if that takes long, at first or twice in a row: after so many
+times as long."""
 
 
 class Metrics:
@@ -160,8 +161,10 @@ class Metrics:
                     source.due = _NEVER
                 else:
                     source.due = now + source.period_ns
-                    if source.period_ns and source is not self._cpu:
-                        source.due = max(source.due, now + PAUSE * (time.monotonic_ns() - now))
+                    if source.period_ns and isinstance(source, _Counters):
+                        # After one that was quick, another program may have had the CPU meanwhile.
+                        before, source.took_ns = source.took_ns, time.monotonic_ns() - now
+                        source.due = max(source.due, now + PAUSE * min(before, source.took_ns))
 
     def take(self) -> Iterator[tuple[bytes, bytes]]:
         """Yields what was read since the last call: descriptions and rows for formats.capture.metric_values.decode."""
@@ -187,6 +190,7 @@ class _Counters:
         self.card = metered.card
         self.meta = describe(metered.stream, 1 + len(measured.numbers), measured.metrics)
         self.period_ns, self.due = measured.period_ns, 0
+        self.took_ns = _NEVER  # to read them, the last time
         self._name = f"{metered.name}: {measured.what}"
         self._numbers = measured.numbers
         self._rows = bytearray()

@@ -180,6 +180,8 @@ def test_a_thread_between_two_programs_has_no_stack(tmp_path: Path) -> None:
         ips = stacks[row["kernel_stack"]]["ips"]
         # return addresses: a call may be a function's last instruction
         names = {symbols[bisect.bisect_right(starts, ip - 1) - 1][1] for ip in ips}
+        if len(ips) == 1 and all(name.startswith("__x86_indirect_thunk_") for name in names):
+            continue  # from there, Linux finds no caller
         calls[next(iter(names & {"__x64_sys_execve", "__x64_sys_exit_group"}), "")] += 1
     assert calls["__x64_sys_execve"] > 20
     assert calls.keys() <= {"__x64_sys_execve", "__x64_sys_exit_group"}, calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,6 +202,24 @@ def test_a_slow_library_is_asked_more_seldom(
         measured.sample()
         clock.now += S // 100
     assert 0 < sum(spent) <= (clock.now - begin) / PAUSE + 5_000_000
+
+
+def test_a_library_that_was_slow_once_is_asked_as_often(
+    fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    # given that another program has the CPU for 50 ms, while one of many answers is waited for
+    def answer(fake: FakeNvml, gpu: str) -> int:
+        asked.append(clock.now)
+        clock.now += 50_000_000 if len(asked) == 10 else 0
+        return 1
+
+    asked: list[int] = []
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetTotalEnergyConsumption", answer)
+    measured = measure(Nvml())
+    for _ in range(300):  # 3 s
+        measured.sample()
+        clock.now += S // 100
+    assert max(after - before for before, after in pairwise([*asked, clock.now])) < S // 4
 
 
 def test_gpus_that_appear_while_it_records(fake: FakeNvml, clock: Clock) -> None:
