@@ -28,7 +28,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _held: dict[Path, int] = {}  # O_PATH descriptors of folders, by absolute path
 _unfinished: dict[str, int] = {}  # temporary name -> descriptor of its folder
-_MOST_LINKS = 40  # on the path to a folder, as in the Linux kernel (path_resolution(7))
+_MOST_LINKS = 40  # in a path, as in the Linux kernel (path_resolution(7))
 
 
 def check_output(path: Path, force: bool, source: Path | None = None) -> None:
@@ -203,7 +203,43 @@ def open_regular(path: str) -> BinaryIO:
 
 def is_untrusted(status: os.stat_result) -> bool:
     """Whether another user than root and the effective user owns a file, or a group or everybody may write to it."""
-    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return status.st_uid not in (0, os.geteuid()) or others_write(status)
+
+
+def only_root_can_change(path: Path) -> bool:
+    """Whether root owns the file or folder and everything in its path, and nobody else may write to these."""
+    here, names, links = Path("/"), list(path.absolute().parts[1:]), 0
+    while names:
+        name = names.pop(0)
+        if name == "..":
+            here = here.parent
+            continue
+        try:
+            status = os.lstat(here / name)
+            if stat.S_ISLNK(status.st_mode):
+                target = Path(os.readlink(here / name))
+                names = [*target.parts, *names]
+        except OSError:
+            return False
+        if status.st_uid != 0:
+            return False
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                return False
+            if target.is_absolute():
+                here, names = Path("/"), names[1:]
+            continue
+        # In a sticky folder such as /tmp, others cannot rename root's files.
+        if others_write(status) and not (names and status.st_mode & stat.S_ISVTX):
+            return False
+        here /= name
+    return True
+
+
+def others_write(status: os.stat_result) -> bool:
+    """Whether users other than a file's owner may write to it, by its mode."""
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def make_public_folder(folder: Path) -> None:

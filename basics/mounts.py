@@ -38,7 +38,7 @@ class RootsMounts:
             self._open()
         elif not self._changes.poll(0):
             return device in self._devices
-        self._devices = {}
+        self._devices = dict.fromkeys(_kernels_own(), False)
         for file in self._files or ():
             self._devices |= _devices(_read(file))
         return device in self._devices
@@ -68,6 +68,22 @@ def devices_of(pid: int) -> set[int]:
         return set()
     try:
         return set(_devices(_read(file)))
+    finally:
+        os.close(file)
+
+
+def _kernels_own() -> list[int]:
+    """Returns the device of the file system that the kernel mounted for files in memory (memfd_create(2)).
+
+    No table has it, and reading there waits for nobody.
+    """
+    try:
+        file = os.memfd_create("device", os.MFD_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        device = os.fstat(file).st_dev
+        return [os.major(device) << 32 | os.minor(device)]
     finally:
         os.close(file)
 

@@ -8,19 +8,21 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 
-from iaprof.bpf.bytecode import BpfUnavailable, Bytecode, BytecodeError, Map
-from iaprof.bpf.compile import cache as compile_cache
+from iaprof.bpf import cache
+from iaprof.bpf.bytecode import BpfUnavailable, Bytecode, BytecodeError, Map, from_text
 from iaprof.bpf.compile.compilation import Compilation, Interruption
+from iaprof.bpf.compile.compiler import bcc_version
 from iaprof.bpf.maps import create_map, write_slot
 from iaprof.bpf.programs import (
     PHASES,
     SAMPLE_PROGRAMS,
     SESSION_COPIES,
     SESSION_PROGRAMS,
+    WHEN_NEEDED,
     WITHOUT_ITERATORS,
     check_maps,
     shipped,
@@ -41,23 +43,51 @@ class Origin(enum.StrEnum):
     COMPILED = "compiled now"
 
 
-class _VerifierRefusal(Exception):
+class _VerifierRefusal(OSError):
     """The kernel's verifier refuses a program."""
+
+
+class Programs:
+    """Maps and programs in the kernel, and those programs that are loaded when they are needed."""
+
+    def __init__(self, fds: dict[str, int], codes: Mapping[str, bytes]) -> None:
+        """Loads nothing yet.
+
+        Args:
+            fds: descriptors of the maps, by name.
+            codes: the programs, by name.
+        """
+        self.fds = fds
+        """Descriptors by the names of maps and loaded programs, close-on-exec; the caller closes them."""
+        self._codes = codes
+
+    def need(self, names: Iterable[str]) -> None:
+        """Loads programs, and those that are loaded together with them (WHEN_NEEDED), unless they are.
+
+        Raises:
+            OSError: no permission, no memory, or the verifier refuses one.
+        """
+        wanted = {each for name in names for each in WHEN_NEEDED.get(name, (name,))} - self.fds.keys()
+        codes = {name: code for name, code in self._codes.items() if name in wanted}
+        if not codes:
+            return
+        _load_programs(codes, self.fds)
+        for phases, members in PHASES.items():
+            for phase, member in members.items():
+                if member in codes and phases in self.fds:
+                    write_slot(self.fds[phases], phase, struct.pack("<I", self.fds[member]))
 
 
 def load(
     bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str, int], without: Collection[str] = ()
-) -> dict[str, int]:
-    """Creates the maps and loads the programs.
+) -> Programs:
+    """Creates the maps and loads the programs, but for those of WHEN_NEEDED.
 
     Args:
         bytecode: maps and programs.
         constants: values by name.
         entries: sizes of maps in elements (ring buffers: bytes), by name; other maps have the size in `bytecode`.
-        without: names of programs that are not loaded.
-
-    Returns:
-        Descriptors by the names of maps and programs, close-on-exec; the caller closes them.
+        without: names of programs that are never loaded.
 
     Raises:
         BpfUnavailable: no permission, or no memory.
@@ -72,22 +102,22 @@ def load(
         programs = dict(bytecode.programs)
         programs |= {name: bytecode.programs[of] for name, of in SESSION_COPIES.items() if of in bytecode.programs}
         for_sessions = {**maps, "phases": maps["wait_phases"]} if "wait_phases" in maps else maps
-        codes = {
-            name: program.linked(for_sessions if name in SESSION_COPIES else maps, constants)
-            for name, program in programs.items()
-            if name not in without
-        }
-        _load_programs(codes, fds)
-        for phases, members in PHASES.items():
-            for phase, member in members.items():
-                if member in fds and phases in fds:
-                    write_slot(fds[phases], phase, struct.pack("<I", fds[member]))
-    except (OSError, _VerifierRefusal) as error:
+        loaded = Programs(
+            fds,
+            {
+                name: program.linked(for_sessions if name in SESSION_COPIES else maps, constants)
+                for name, program in programs.items()
+                if name not in without
+            },
+        )
+        loaded.need(programs.keys() - WHEN_NEEDED.keys() - set(without))
+    except _VerifierRefusal:
         close(fds)
-        if isinstance(error, OSError):
-            raise BpfUnavailable(_explain(error)) from error
         raise
-    return fds
+    except OSError as error:
+        close(fds)
+        raise BpfUnavailable(_explain(error)) from error
+    return loaded
 
 
 def _create_maps(maps: Mapping[str, Map], entries: Mapping[str, int], fds: dict[str, int]) -> None:
@@ -166,10 +196,10 @@ class Loader:
         """
         self.origin = Origin.SHIPPED
         self._constants, self._entries, self._without = constants, entries, without
-        self._fds: dict[str, int] | None = None
+        self._programs: Programs | None = None
         self._compilation: Compilation | None = None
         try:
-            self._fds = self._load(shipped())
+            self._programs = self._load(shipped())
         except (_VerifierRefusal, BytecodeError) as refusal:
             if linux_version() < COOKIES_SINCE:
                 raise BpfUnavailable(TOO_OLD) from refusal
@@ -179,7 +209,7 @@ class Loader:
             except BpfUnavailable as error:
                 raise self._failure(error) from error
 
-    def _load(self, bytecode: Bytecode) -> dict[str, int]:
+    def _load(self, bytecode: Bytecode) -> Programs:
         try:
             return load(bytecode, self._constants, self._entries, self._without)
         except _VerifierRefusal:
@@ -190,11 +220,10 @@ class Loader:
 
     def _load_cached(self) -> None:
         self._source = source()
-        self._key = compile_cache.key(self._source)
-        cached = compile_cache.read(self._key)
-        if cached is not None:
+        self._name = cache.name_of(self._source.digest(), bcc_version() or "none")
+        if cached := cache.read(self._name):
             with contextlib.suppress(_VerifierRefusal, BytecodeError):
-                self._fds = self._load(cached)
+                self._programs = self._load(from_text(cached))
                 self.origin = Origin.CACHED
                 return
         self._compilation = Compilation(self._source)
@@ -212,14 +241,11 @@ class Loader:
         """CPU time of the compiling process in seconds; 0 without one."""
         return self._compilation.cpu_seconds if self._compilation is not None else 0.0
 
-    def wait(self, interruption: Interruption | None = None) -> dict[str, int]:
-        """Waits until all programs are loaded; may be called only once.
+    def wait(self, interruption: Interruption | None = None) -> Programs:
+        """Waits until programs are loaded, and returns what `load` does; may be called only once.
 
         Args:
             interruption: its `check` may raise an exception to end the wait.
-
-        Returns:
-            Descriptors, as `load` returns them.
 
         Raises:
             BpfUnavailable: something is missing; the text says how to get it.
@@ -227,18 +253,18 @@ class Loader:
         if self._compilation is not None:
             try:
                 bytecode = self._compilation.wait(interruption)
-                self._fds = self._load(bytecode)
+                self._programs = self._load(bytecode)
             except (_VerifierRefusal, BytecodeError, BpfUnavailable) as error:
                 raise self._failure(error) from error
-            compile_cache.write(self._key, bytecode)
+            cache.write(self._name, bytecode.to_text())
             self.origin = Origin.COMPILED
-        assert self._fds is not None
-        fds, self._fds = self._fds, None
-        return fds
+        assert self._programs is not None
+        programs, self._programs = self._programs, None
+        return programs
 
     def close(self) -> None:
         """Ends the compiling process, and closes the descriptors unless `wait` has returned them."""
         if self._compilation is not None:
             self._compilation.close()
-        if self._fds is not None:
-            close(self._fds)
+        if self._programs is not None:
+            close(self._programs.fds)

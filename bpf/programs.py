@@ -52,6 +52,18 @@ WAIT_PROGRAMS = (*SESSION_PROGRAMS, *SESSION_COPIES)
 """Programs that only recording of waits needs."""
 SAMPLE_PROGRAMS = tuple(name for name in _FUNCTIONS if name.startswith("on_sample"))
 """Programs for perf events; all others are for uprobes."""
+_OF_HANDLES = (
+    "on_handle_launch", "on_handle_launched", "on_describe", "on_kernel_gone", "on_module_gone", "on_execute",
+    "on_executed", "on_list_event", "on_own_launch", "on_own_launches", "on_dispatched",
+)  # fmt: skip
+_OF_VULKAN = (
+    *_OF_HANDLES,
+    *("on_shader_gone", "on_named", "on_draw", "on_drawn", "on_make", "on_made", "on_submit", "on_submitted"),
+    *("on_operation", "on_operated", "on_upload", "on_uploaded"),
+)
+WHEN_NEEDED = dict.fromkeys(_OF_VULKAN, _OF_VULKAN) | dict.fromkeys(_OF_HANDLES, _OF_HANDLES)
+"""Programs that are loaded when a driver needs one of them, as the kernel takes 0.1 s to verify them: those that are
+loaded together, by the name of each."""
 _WALKING = (Phase.WALK, Phase.MISS, Phase.COPY, Phase.STATE, Phase.PYTHON, Phase.CODES)
 PHASES = {
     "phases": {

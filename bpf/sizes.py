@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
+from iaprof.bpf import cache
 from iaprof.bpf.btf import Btf, BtfError
 from iaprof.formats.header.waits import SHORT_NS
 from iaprof.formats.wire.launches import COPY_PAGES, SAMPLE_COPY_PAGES
@@ -119,17 +122,36 @@ _UTASK = ("vaddr", "xol_vaddr")
 _ITERATOR = ("bpf_iter_num_new", "bpf_iter_num_next", "bpf_iter_num_destroy")
 _MM = ("exec_vm", "start_stack")
 _TASK = (("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_ss_size",), ("thread", "fsbase"))
+_IN_EXECVE = "in_execve"
+_NOTES = Path("/sys/kernel/notes")  # the kernel's ELF notes, of which one has its build-id
 
 
 def kernel_offsets() -> KernelOffsets | None:
-    """Returns the offsets in the running kernel; None if its BTF lacks some."""
+    """Returns the offsets in the running kernel; None if its BTF lacks some.
+
+    As it takes 30 ms to find them, they are kept for root.
+    """
+    try:
+        names = (_TASK, _MM, _UTASK, _ITERATOR, _IN_EXECVE, *KernelOffsets.__dataclass_fields__)
+        name = cache.name_of("offsets", repr(names), _NOTES.read_bytes().hex())
+    except OSError:
+        return _found_offsets()
+    with contextlib.suppress(ValueError, TypeError):
+        if kept := cache.read(name):
+            return KernelOffsets(**json.loads(kept))
+    if found := _found_offsets():
+        cache.write(name, json.dumps(asdict(found)))
+    return found
+
+
+def _found_offsets() -> KernelOffsets | None:
     try:
         btf = Btf()
         found = [btf.offset("task_struct", *names) for names in _TASK]
         found += [btf.offset("mm_struct", name) for name in _MM]
         probed = [btf.offset("task_struct", "utask"), *(btf.offset("uprobe_task", name) for name in _UTASK)]
         functions = [btf.function(name) or 0 for name in _ITERATOR]
-        in_execve = btf.bit("task_struct", "in_execve") or 0
+        in_execve = btf.bit("task_struct", _IN_EXECVE) or 0
     except BtfError:
         return None
     offsets = [offset for offset in found if offset is not None]

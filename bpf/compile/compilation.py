@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from iaprof.basics.files import only_root_can_change
 from iaprof.bpf.bytecode import BpfUnavailable, Bytecode, from_text
 from iaprof.bpf.compile.compiler import ANSWER, BCC_FOLDERS, REQUEST, Source
-from iaprof.bpf.compile.headers import VARIABLE, only_root_can_change
+from iaprof.bpf.compile.headers import VARIABLE
 from iaprof.sandbox.worker import Worker
 
 _POLL_S = 0.05  # between two checks of an interruption

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from iaprof.basics.files import only_root_can_change, others_write
 from iaprof.bpf.bytecode import BpfUnavailable
 
 VARIABLE = "BCC_KERNEL_SOURCE"
@@ -16,7 +16,6 @@ HEADERS_ADVICE = (
     "install the headers of the running kernel (Debian and Ubuntu: apt install linux-headers-$(uname -r); "
     "or any linux-headers package), or name their folder in BCC_KERNEL_SOURCE"
 )
-_MOST_LINKS = 40  # symbolic links in a path, the kernel's own limit (path_resolution(7))
 _READ_BY_CLANG = ("include", "arch/x86/include")
 
 
@@ -69,41 +68,6 @@ def find_headers(environment: Mapping[str, str]) -> Headers:
     raise BpfUnavailable(f"no kernel headers were found for compiling BPF: {HEADERS_ADVICE}")
 
 
-def only_root_can_change(path: Path) -> bool:
-    """Whether root owns the file or folder and everything in its path, and nobody else may write to these."""
-    here, names, links = Path("/"), list(path.absolute().parts[1:]), 0
-    while names:
-        name = names.pop(0)
-        if name == "..":
-            here = here.parent
-            continue
-        try:
-            status = os.lstat(here / name)
-            if stat.S_ISLNK(status.st_mode):
-                target = Path(os.readlink(here / name))
-                names = [*target.parts, *names]
-        except OSError:
-            return False
-        if status.st_uid != 0:
-            return False
-        if stat.S_ISLNK(status.st_mode):
-            links += 1
-            if links > _MOST_LINKS:
-                return False
-            if target.is_absolute():
-                here, names = Path("/"), names[1:]
-            continue
-        # In a sticky folder such as /tmp, others cannot rename root's files.
-        if _others_write(status) and not (names and status.st_mode & stat.S_ISVTX):
-            return False
-        here /= name
-    return True
-
-
-def _others_write(status: os.stat_result) -> bool:
-    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-
-
 def _require_root_owned(folder: Path, what: str) -> None:
     if not folder.is_dir():
         raise BpfUnavailable(f"{what} {folder}, which is not a folder: {HEADERS_ADVICE}")
@@ -125,7 +89,7 @@ def _contains_only_roots(folder: Path) -> bool:
         return True  # if the headers are split into two folders, each lacks some subfolders
     for entry in entries:
         status = entry.stat(follow_symlinks=False)
-        if status.st_uid != 0 or (_others_write(status) and not entry.is_symlink()):
+        if status.st_uid != 0 or (others_write(status) and not entry.is_symlink()):
             return False
         if entry.is_dir(follow_symlinks=False) and not _contains_only_roots(Path(entry.path)):
             return False

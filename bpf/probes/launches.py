@@ -21,7 +21,7 @@ from iaprof.bpf.driver_layout import (
     Layout,
     LayoutError,
 )
-from iaprof.bpf.loader import Loader, Origin, close
+from iaprof.bpf.loader import Loader, Origin, Programs, close
 from iaprof.bpf.maps import (
     HashMap,
     PerCpuCounters,
@@ -313,6 +313,7 @@ class LaunchProbes:
         """Attaches programs, by name, to a file: all or none; returns why they may not run, or an empty string."""
         links: list[Link] = []
         doubts: list[str] = []
+        self.need(locations)
         try:
             for program, where in locations.items():
                 attached = attach(file_fd, self._wait_loaded().fds[program], where)
@@ -323,6 +324,14 @@ class LaunchProbes:
             raise
         self._links += links
         return doubts[0] if doubts else ""
+
+    def need(self, names: Iterable[str]) -> None:
+        """Loads programs that are loaded when a driver needs them, unless they are.
+
+        Raises:
+            OSError: the kernel refuses one.
+        """
+        self._wait_loaded().programs.need(names)
 
     def counters(self) -> dict[Counter, int]:
         """Returns the values of the programs' counters, summed over all CPUs."""
@@ -424,8 +433,9 @@ class _Settings:
 class _LoadedPrograms:
     """The loaded programs, with their maps and ring buffers."""
 
-    def __init__(self, fds: dict[str, int], sizes: Sizes, stack: np.dtype[np.void]) -> None:
-        self.fds = fds
+    def __init__(self, programs: Programs, sizes: Sizes, stack: np.dtype[np.void]) -> None:
+        self.programs = programs
+        self.fds = fds = programs.fds
         self._rings: list[RingBuffer] = []
         try:
             self.launches = self._ring("launches", sizes.launch_pages, LAUNCH_RECORD)

@@ -64,14 +64,19 @@ def _programs() -> tuple[Check, bool]:
     """Returns the check, and whether bcc has to compile the programs."""
     from iaprof.bpf.loader import Origin
     from iaprof.bpf.probes.launches import LaunchProbes  # imports NumPy, which nothing else here needs
+    from iaprof.bpf.programs import WHEN_NEEDED
 
     began = time.monotonic()
     try:
         with contextlib.closing(LaunchProbes()) as probes:
             probes.ready()
             origin = probes.origin
+            probes.need(WHEN_NEEDED)
     except BpfUnavailable as error:
         return Check(GROUP, "programs", Level.PROBLEM, str(error)), error.needs_bcc
+    except OSError as error:
+        text = f"the kernel refuses one that Intel's drivers need: their launches are not recorded by probes ({error})"
+        return Check(GROUP, "programs", Level.PROBLEM, text), False
     took = f"loaded in {time.monotonic() - began:.2f} s"
     if origin is Origin.SHIPPED:
         return Check(GROUP, "programs", Level.OK, took), False

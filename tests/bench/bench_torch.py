@@ -73,6 +73,7 @@ def main() -> None:
             _, _, recorded, told_at_end = trained([*words, *without, *command], os.environ | hardware.env())
             header = CaptureReader(capture).header
             whole, cost = header["stack_ends"]["launches"]["whole"] / launches, header["cost"]
+            seconds = (header["end_ns"] - header["command_pid"][1]) / 1e9
             added.append(1e6 * (recorded - alone) / launches)
             worst = min(worst, whole)
             if whole < LEAST_WHOLE:
@@ -80,7 +81,8 @@ def main() -> None:
             rows.append(
                 [
                     f"{launches:,.0f}", f"{whole:.3%}", f"{added[-1]:.1f}", f"{cost['probe_ns'] / launches / 1e3:.1f}",
-                    f"{cost['cpu_s']:.1f}", f"{cost['learn_cpu_s']:.1f}", f"{cost['finish_cpu_s']:.1f}",
+                    f"{cost['cpu_s']:.2f}", f"{cost['cpu_s'] / seconds:.1%}", f"{cost['learn_cpu_s']:.2f}",
+                    f"{cost['finish_cpu_s']:.1f}",
                     f"{cost['spool_bytes'] / 1e6:.0f}", f"{cost['finish_peak_bytes'] / 1e6:.0f}",
                 ]
             )  # fmt: skip
@@ -90,6 +92,7 @@ def main() -> None:
         "us added",
         "us in BPF",
         "recorder s",
+        "of a core",
         "learner s",
         "finishing s",
         "spool MB",

@@ -19,16 +19,19 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import loader, uprobe
+from iaprof.bpf import cache, loader, sizes, uprobe
 from iaprof.bpf.bytecode import BpfUnavailable
-from iaprof.bpf.compile import cache as compile_cache, compilation
+from iaprof.bpf.compile import compilation
 from iaprof.bpf.compile.compilation import Compilation
 from iaprof.bpf.compile.compiler import BCC_FOLDERS, Source
 from iaprof.bpf.loader import Origin
+from iaprof.bpf.maps import read_element
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.bpf.programs import shipped
+from iaprof.bpf.programs import PHASES, WAIT_PROGRAMS, WHEN_NEEDED, shipped, source
 from iaprof.bpf.sizes import map_entries
 from iaprof.bpf.uprobe import ProgramFor, load_program
+from iaprof.record.checks import bpf as bpf_checks
+from iaprof.record.checks.result import Level
 from iaprof.record.signals import Interrupted, StopSignals
 from integration.refused import refused, where_it_is_refused
 from limits import Within
@@ -54,7 +57,7 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "private"
     path.mkdir(mode=0o700)
     monkeypatch.setattr(compilation, "PARENTS", (path,))
-    monkeypatch.setattr(compile_cache, "FOLDER", tmp_path / "cache" / "bpf")
+    monkeypatch.setattr(cache, "FOLDER", tmp_path / "cache" / "bpf")
     return path
 
 
@@ -106,10 +109,11 @@ def said(*command: str) -> str:
 
 
 def is_complete(probes: LaunchProbes) -> None:
+    probes.need(WHEN_NEEDED)
     fds = probes._loaded.fds  # type: ignore[union-attr]
     links = {name: os.readlink(f"/proc/self/fd/{fd}") for name, fd in fds.items()}
     programs = {name for name in links if name.startswith("on_")}
-    assert {"on_launch", "on_compile", "on_handle_launch"} < programs
+    assert programs == set(source().functions) - set(WAIT_PROGRAMS)
     assert {links[name] for name in programs} == {"anon_inode:bpf-prog"}
     assert {links[name] for name in links.keys() - programs} == {"anon_inode:bpf-map"}
     assert not any(os.get_inheritable(fd) for fd in fds.values())
@@ -131,6 +135,73 @@ def test_what_ships_is_loaded_by_this_process_alone() -> None:
     probes.ready()
     assert (probes.origin, probes.compile_cpu_seconds) == (Origin.SHIPPED, 0)
     is_complete(probes)
+
+
+@pytest.fixture
+def shipped_probes() -> Iterator[LaunchProbes]:
+    opened = LaunchProbes()
+    yield opened
+    opened.close()
+
+
+def test_programs_that_few_drivers_need_are_loaded_for_these(shipped_probes: LaunchProbes) -> None:
+    fds = shipped_probes.maps
+
+    def loaded() -> set[str]:
+        called = {
+            name for phase, name in PHASES["phases"].items() if read_element(fds["phases"], struct.pack("<I", phase), 4)
+        }
+        assert called == set(PHASES["phases"].values()) & fds.keys()
+        return fds.keys() & WHEN_NEEDED.keys()
+
+    assert loaded() == set()
+    shipped_probes.need(["on_transfer", "on_execute"])
+    assert {"on_handle_launched", "on_execute", "on_executed"} < loaded() == set(WHEN_NEEDED["on_execute"])
+    before = dict(fds)
+    shipped_probes.need(["on_execute", "on_draw"])
+    assert loaded() == WHEN_NEEDED.keys()
+    assert before.items() < dict(fds).items()
+
+
+def test_a_kernel_that_refuses_what_few_drivers_need_records_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_or_refuse(name: str, code: bytes, kind: ProgramFor) -> int:
+        if name == "on_made":
+            raise OSError(errno.EACCES, "Permission denied; the verifier: R1 is wrong")
+        return load_program(name, code, kind)
+
+    monkeypatch.setattr(loader, "load_program", load_or_refuse)
+    probes = LaunchProbes()
+    try:
+        probes.ready()
+        assert probes.origin is Origin.SHIPPED
+        probes.need(["on_handle_launch"])
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"^on_made: Permission denied; the verifier: R1 is wrong$"):
+                probes.need(["on_draw", "on_made"])
+        # and the check says so
+        check, needs_bcc = bpf_checks._programs()
+        assert (check.level, needs_bcc) == (Level.PROBLEM, False)
+        assert check.text.startswith("the kernel refuses one that Intel's drivers need")
+    finally:
+        probes.close()
+
+
+def test_the_kernels_offsets_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread() -> None:
+        raise AssertionError("BTF was read")
+
+    monkeypatch.setattr(cache, "FOLDER", tmp_path / "iaprof" / "bpf")
+    found = sizes.kernel_offsets()
+    assert found is not None
+    assert found.task_mm > 0
+    (kept,) = (tmp_path / "iaprof" / "bpf").iterdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(sizes, "Btf", unread)
+        assert sizes.kernel_offsets() == found
+    # and again after a change of what is kept
+    for text in ("", "[]", '{"task_mm": 1, "other": 2}'):
+        cache.write(kept.name, text)
+        assert sizes.kernel_offsets() == found
 
 
 def test_the_recorder_stays_small() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from iaprof.bpf import loader
 from iaprof.bpf.bytecode import Bytecode
-from iaprof.bpf.programs import SAMPLE_PROGRAMS, SESSION_PROGRAMS, SHIPPED, WITHOUT_ITERATORS, shipped
+from iaprof.bpf.programs import SAMPLE_PROGRAMS, SESSION_PROGRAMS, SHIPPED, WHEN_NEEDED, WITHOUT_ITERATORS, shipped
 from iaprof.bpf.sizes import kernel_offsets, map_entries, program_constants
 from iaprof.bpf.syscall import BPF_PROG_LOAD, bpf
 from iaprof.formats.wire.launches import MAX_DEPTH
@@ -85,8 +85,10 @@ RULES = program_constants(MAX_DEPTH, offsets=kernel_offsets())
 @pytest.mark.parametrize("release", usually([""], ["", *RELEASES]))
 def test_this_kernel_takes_every_program(release: str, constants: Mapping[str, int], most_together: int) -> None:
     bytecode = compiled(release) if release else shipped()
-    fds = loader.load(bytecode, constants, map_entries())
+    programs = loader.load(bytecode, constants, map_entries())
+    fds = programs.fds
     try:
+        programs.need(WHEN_NEEDED)
         counts = {name: followed(name, each.linked(fds, constants)) for name, each in bytecode.programs.items()}
     finally:
         loader.close(fds)

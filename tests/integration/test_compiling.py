@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.basics.files import only_root_can_change
 from iaprof.basics.libraries import ONE_THREAD
+from iaprof.bpf import cache as kept
 from iaprof.bpf.bytecode import BpfUnavailable
-from iaprof.bpf.compile import cache as compile_cache, compilation, headers
+from iaprof.bpf.compile import compilation, headers
 from iaprof.bpf.compile.compilation import Compilation
-from iaprof.bpf.compile.headers import only_root_can_change
-from iaprof.bpf.programs import shipped, source
+from iaprof.bpf.programs import source
 from thorough import thorough
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
+TEXT = "a line\n" * 1000
 COMPILE = """
 from iaprof.bpf.compile.compilation import Compilation
 from iaprof.bpf.programs import source
@@ -162,9 +164,9 @@ def test_no_private_folder_where_others_write(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of a program that was compiled before."""
-    monkeypatch.setattr(compile_cache, "FOLDER", tmp_path / "iaprof" / "bpf")
-    compile_cache.write("name", shipped())
+    """A file that was written before."""
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "iaprof" / "bpf")
+    kept.write("name", TEXT)
     return tmp_path / "iaprof" / "bpf" / "name"
 
 
@@ -185,10 +187,10 @@ def replace_by_a_fifo(file: Path) -> None:
 
 
 def test_what_was_compiled_is_read_again(cache: Path) -> None:
-    assert compile_cache.read("name") == shipped()
+    assert kept.read("name") == TEXT
     assert cache.stat().st_mode & 0o777 == 0o600
     assert cache.parent.stat().st_mode & 0o777 == 0o700
-    assert compile_cache.read("another") is None
+    assert kept.read("another") is None
 
 
 @pytest.mark.parametrize(
@@ -209,23 +211,23 @@ def test_what_was_compiled_is_read_again(cache: Path) -> None:
 )
 def test_what_is_damaged_or_may_be_a_strangers_is_not_read(cache: Path, spoil: Callable[[Path], None]) -> None:
     spoil(cache)
-    assert compile_cache.read("name") is None
+    assert kept.read("name") is None
 
 
 def test_the_cache_stays_small(cache: Path) -> None:
     for number in range(40):
-        compile_cache.write(f"{number}", shipped())
+        kept.write(f"{number}", TEXT)
     assert len(list(cache.parent.iterdir())) <= 16
-    assert compile_cache.read("39") is not None
+    assert kept.read("39") is not None
 
 
-def test_another_kernel_or_bcc_is_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {compile_cache.key(source())}
+def test_another_kernel_is_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {kept.name_of("a", "b"), kept.name_of("a", "c")}
     monkeypatch.setattr(platform, "release", lambda: "6.99")
-    keys.add(compile_cache.key(source()))
-    monkeypatch.setattr(compile_cache, "bcc_version", lambda: "9.9")
-    keys.add(compile_cache.key(source()))
-    assert len(keys) == 3
+    names.add(kept.name_of("a", "b"))
+    monkeypatch.setattr(platform, "version", lambda: "#99")
+    names.add(kept.name_of("a", "b"))
+    assert len(names) == 4
 
 
 # ---- whose a path is ----

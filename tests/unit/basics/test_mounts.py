@@ -43,3 +43,11 @@ def test_the_file_system_of_proc_is_roots() -> None:
     found = RootsMounts()
     for _ in range(2):
         assert found.has(device(os.major(status.st_dev), os.minor(status.st_dev)))
+
+
+def test_files_in_memory_wait_for_nobody() -> None:
+    with open(os.memfd_create("text"), "rb") as file:
+        status = os.fstat(file.fileno())
+    found = RootsMounts()
+    assert found.has(device(os.major(status.st_dev), os.minor(status.st_dev)))
+    assert not found.may_wait(device(os.major(status.st_dev), os.minor(status.st_dev)))

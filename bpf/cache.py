@@ -1,7 +1,7 @@
-"""The cache of BPF programs that were compiled on this machine: /var/cache/iaprof/bpf.
+"""The cache of what depends on the running kernel, such as programs that were compiled for it: /var/cache/iaprof/bpf.
 
-As these programs run in the kernel, the folder and its files must belong to root, and nobody else may read or change
-them. Other files there are ignored, and so are damaged ones.
+As this runs in the kernel, the folder and its files must belong to root, and nobody else may read or change them.
+Other files there are ignored, and so are damaged ones.
 """
 
 from __future__ import annotations
@@ -14,26 +14,22 @@ import secrets
 import stat
 from pathlib import Path
 
-from iaprof.basics.files import make_public_folder
-from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
-from iaprof.bpf.compile.compiler import Source, bcc_version
-from iaprof.bpf.compile.headers import only_root_can_change
+from iaprof.basics.files import make_public_folder, only_root_can_change
 
 FOLDER = Path("/var/cache/iaprof/bpf")
-_MOST_ENTRIES = 16  # of a hundred kilobytes each
+_MOST_ENTRIES = 16  # of half a megabyte at most
 _MOST_BYTES = 16 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def key(source: Source) -> str:
-    """Returns the file name for the programs of a source; depends on the versions of bcc and the kernel, too."""
-    parts = (source.digest(), bcc_version() or "none", platform.release(), platform.version())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+def name_of(*parts: str) -> str:
+    """Returns the name of the file for what depends on these texts and on the version of the running kernel."""
+    return hashlib.sha256("\0".join((*parts, platform.release(), platform.version())).encode()).hexdigest()
 
 
-def read(name: str) -> Bytecode | None:
-    """Returns the programs in a file; None if it is missing or cannot be trusted."""
+def read(name: str) -> str | None:
+    """Returns the text in a file; None if it is missing or cannot be trusted."""
     try:
         folder = _open_folder()
     except OSError:
@@ -45,24 +41,22 @@ def read(name: str) -> Bytecode | None:
             if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o077:
                 return None
             digest, _, text = file.read(_MOST_BYTES).partition(b"\n")
-        if hashlib.sha256(text).hexdigest().encode() != digest:
-            return None
-        return from_text(text.decode())
-    except (OSError, ValueError, BytecodeError):
+        return text.decode() if hashlib.sha256(text).hexdigest().encode() == digest else None
+    except (OSError, ValueError):
         return None
     finally:
         os.close(folder)
 
 
-def write(name: str, bytecode: Bytecode) -> None:
-    """Writes programs to a file; does nothing if that is not possible."""
+def write(name: str, text: str) -> None:
+    """Writes a file; does nothing if that is not possible."""
     with contextlib.suppress(OSError):
         make_public_folder(FOLDER.parent)
         FOLDER.mkdir(mode=0o700, exist_ok=True)
         folder = _open_folder()
         try:
             _remove_oldest(folder)
-            _write(folder, name, bytecode.to_text().encode())
+            _write(folder, name, text.encode())
         finally:
             os.close(folder)
 
