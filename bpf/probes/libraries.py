@@ -214,7 +214,7 @@ class Libraries:
                 yield from self._once(pid, path, _NO_ANSWER)
                 continue
             since = max(since, (yield from self._take(location, path, pid)))
-        if just is not None and since > just.time_ns:
+        if just is not None and since > just.time_ns and any(map(self._needs_probes, just.paths)):
             self._unprobed.waited(pid, since - just.time_ns)
         elif just is not None and not drivers:
             self._count_if_unprobed(pid, just)
@@ -228,8 +228,13 @@ class Libraries:
 
     def _count_if_unprobed(self, pid: int, just: Mapped) -> None:
         missed = just.paths - self._taken_paths
-        if any(self._injection_skips(os.fsdecode(path)) for path in missed):
+        if any(map(self._needs_probes, missed)):
             self._unprobed.gone(pid)
+
+    def _needs_probes(self, path: bytes) -> bool:
+        """Whether launches by a driver are recorded if it has probes only: not if the injected library reports them."""
+        driver = os.fsdecode(path)
+        return not self.cuda_is_injected if is_cuda_driver(driver) else self._injection_skips(driver)
 
     def take_unprobed(self) -> Unprobed:
         """Returns the processes that were counted since the last call."""
@@ -318,7 +323,7 @@ class Libraries:
         try:
             library = LibraryFile(file)
             build_id = library.build_id()
-            if _file_name(path).startswith(CUDA_DRIVER):
+            if is_cuda_driver(path):
                 return self._probe_cuda(file, library, path, build_id)
             probes = self._probes_of(file, path)
             layout = find_layout(build_id) if not probes and Way.ATTACH in self._ways else None
@@ -454,6 +459,11 @@ def _content(status: os.stat_result) -> tuple[int, ...]:
 def is_vulkan(path: str) -> bool:
     """Whether `path` names Mesa's Vulkan driver."""
     return _file_name(path) == VULKAN
+
+
+def is_cuda_driver(path: str) -> bool:
+    """Whether `path` names NVIDIA's driver."""
+    return _file_name(path).startswith(CUDA_DRIVER)
 
 
 def is_injected(path: str) -> bool:

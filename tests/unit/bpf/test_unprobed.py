@@ -127,6 +127,20 @@ def test_processes_that_end_before_their_driver_is_probed_are_counted(libraries:
     assert libraries.take_unprobed().ended == 2
 
 
+@pytest.mark.parametrize("is_injected", [True, False])
+def test_nvidia_s_driver_needs_no_probes_where_our_library_reports_launches(
+    is_injected: bool, libraries: Libraries
+) -> None:
+    # as nvidia-smi, which maps it for some milliseconds, maybe in a container
+    libraries.cuda_is_injected = is_injected
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait(120)
+    ended = Mapped(time.monotonic_ns(), {b"/lib64/libcuda.so.580.159.04"})
+    assert list(libraries.mapped(process.pid, ended)) == []
+    libraries.count_if_ended(process.pid, ended)
+    assert libraries.take_unprobed().ended == (0 if is_injected else 1)
+
+
 def test_a_process_counts_once() -> None:
     unprobed = Unprobed()
     for pid, ns in ((7, 3_000_000), (7, 40_000_000), (8, 1)):
