@@ -32,7 +32,7 @@ IDLE = (
     ("nothing but stalls and launches", ("--metric-interval", "0", "--cpu-freq", "0"), 0.05),
     ("with the defaults", (), 0.6),
 )
-START_S, END_S = 0.5, 0.9
+START_S, END_S = 0.45, 0.7
 
 
 def main() -> None:
