@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from iaprof.bpf import cache
-from iaprof.bpf.btf import Btf, BtfError
+from iaprof.bpf.btf import VMLINUX, Btf, BtfError
 from iaprof.formats.header.waits import SHORT_NS
 from iaprof.formats.wire.launches import COPY_PAGES, SAMPLE_COPY_PAGES
 
@@ -102,6 +102,7 @@ class KernelOffsets:
     task_sas_ss_sp: int = 0
     task_sas_ss_size: int = 0
     task_fsbase: int = 0
+    task_self_exec_id: int = 0
     mm_exec_vm: int = 0
     mm_start_stack: int = 0
     task_utask: int = 0
@@ -121,7 +122,10 @@ class KernelOffsets:
 _UTASK = ("vaddr", "xol_vaddr")
 _ITERATOR = ("bpf_iter_num_new", "bpf_iter_num_next", "bpf_iter_num_destroy")
 _MM = ("exec_vm", "start_stack")
-_TASK = (("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_ss_size",), ("thread", "fsbase"))
+_TASK = (
+    *(("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_ss_size",), ("thread", "fsbase")),
+    ("self_exec_id",),
+)
 _IN_EXECVE = "in_execve"
 _NOTES = Path("/sys/kernel/notes")  # the kernel's ELF notes, of which one has its build-id
 
@@ -133,7 +137,7 @@ def kernel_offsets() -> KernelOffsets | None:
     """
     try:
         names = (_TASK, _MM, _UTASK, _ITERATOR, _IN_EXECVE, *KernelOffsets.__dataclass_fields__)
-        name = cache.name_of("offsets", repr(names), _NOTES.read_bytes().hex())
+        name = cache.name_of("offsets", repr(names), _NOTES.read_bytes().hex(), str(VMLINUX.stat().st_size))
     except OSError:
         return _found_offsets()
     with contextlib.suppress(ValueError, TypeError):
@@ -146,7 +150,7 @@ def kernel_offsets() -> KernelOffsets | None:
 
 def _found_offsets() -> KernelOffsets | None:
     try:
-        btf = Btf()
+        btf = Btf(VMLINUX)
         found = [btf.offset("task_struct", *names) for names in _TASK]
         found += [btf.offset("mm_struct", name) for name in _MM]
         probed = [btf.offset("task_struct", "utask"), *(btf.offset("uprobe_task", name) for name in _UTASK)]

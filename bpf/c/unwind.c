@@ -311,7 +311,11 @@ static __always_inline void mapping_state_of(const struct known_process *process
     u64 mm = *(u64 *)(task + TASK_MM), leader = *(u64 *)(task + TASK_GROUP_LEADER);
     now->born = leader ? *(u64 *)((u8 *)leader + TASK_START_BOOTTIME) : 0;
     now->mm = mm;
-    now->exec_vm = mm ? *(u64 *)((u8 *)mm + MM_EXEC_VM) : 0;
+    now->exec_vm = 0;
+    if (mm) { /* a program may have the mm of an earlier one of the same process; no arithmetic with the pointer: see find_space */
+        now->mm = *(volatile u64 *)&now->mm ^ *(u64 *)(task + TASK_SELF_EXEC_ID) << 48;
+        now->exec_vm = *(u64 *)((u8 *)mm + MM_EXEC_VM);
+    }
     now->unloads = process->unloads;
 }
 

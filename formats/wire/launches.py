@@ -206,7 +206,8 @@ class ChunkOf(IntEnum):
 MAPPING_STATE = np.dtype(
     [
         ("born", "<u8"),  # start of the process, CLOCK_BOOTTIME ns, as pids are reused
-        ("mm", "<u8"),  # address of the kernel's mm_struct
+        # Address of the kernel's mm_struct, xor the number of programs that the thread has executed << 48
+        ("mm", "<u8"),
         ("exec_vm", "<u8"),  # number of mapped pages of code
         ("unloads", "<u8"),  # 1 + how often the dynamic linker unmapped libraries; 0 if nobody counts it
     ]

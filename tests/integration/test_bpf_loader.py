@@ -187,7 +187,7 @@ def test_a_kernel_that_refuses_what_few_drivers_need_records_the_others(monkeypa
 
 
 def test_the_kernels_offsets_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unread() -> None:
+    def unread(_: Path) -> None:
         raise AssertionError("BTF was read")
 
     monkeypatch.setattr(cache, "FOLDER", tmp_path / "iaprof" / "bpf")
@@ -198,6 +198,10 @@ def test_the_kernels_offsets_are_read_once(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patched:
         patched.setattr(sizes, "Btf", unread)
         assert sizes.kernel_offsets() == found
+    # and where the kernel has no BTF, nothing that was kept counts
+    with monkeypatch.context() as patched:
+        patched.setattr(sizes, "VMLINUX", Path("/dev/null"))
+        assert sizes.kernel_offsets() is None
     # and again after a change of what is kept
     for text in ("", "[]", '{"task_mm": 1, "other": 2}'):
         cache.write(kept.name, text)

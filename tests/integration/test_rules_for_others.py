@@ -14,7 +14,7 @@ import pytest
 from iaprof.formats.wire.launches import Counter
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import Call, Probed, probed
-from stacks.debugger import build
+from stacks.debugger import build, offset_of
 from thorough import thorough
 
 pytestmark = pytest.mark.bpf
@@ -155,3 +155,27 @@ def test_a_rule_holds_for_all_instructions_of_a_block(tmp_path: Path) -> None:
         start = first.ips[0] - 70
         assert [call.ips[0] - start for call in calls] == [70, 71, 127, 128, 200]
         assert {(call.ips[1:], call.walked) for call in calls} == {(first.ips[1:], Walked.WHOLE)}
+
+
+def test_a_program_is_not_taken_for_an_earlier_one_of_the_same_process(tmp_path: Path) -> None:
+    # given two programs at the same addresses, with other frames, which execute each other on one CPU, where the kernel
+    # often gives every second program the same mm
+    frames, programs = (1024, 2048), []
+    for frame in frames:
+        (folder := tmp_path / f"{frame}").mkdir()
+        programs.append(
+            build(folder, "executing.c", "-O1", "-static", "-no-pie", "-fomit-frame-pointer", f"-DFRAME={frame}")
+        )
+    assert len({offset_of(each, "inner") for each in programs}) == 1
+    # when
+    with probed(*programs) as seen:
+        command = ["taskset", "-c", "0", *map(str, programs), "80"]
+        process = subprocess.Popen(command)
+        assert process.wait() == 0
+        calls = [call for call in seen.calls() if call.pid == process.pid]
+    # then
+    assert Counts(call.number for call in calls) == {1024: 84, 2048: 80}
+    finished = [call for call in calls if not call.kept]  # before the program had ended
+    assert len(finished) > 100
+    assert {(call.walked, len(call.ips)) for call in finished} == {(Walked.WHOLE, len(finished[0].ips))}
+    assert len({(call.ips[:2], call.ips[3:]) for call in finished}) == 1

@@ -26,7 +26,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import Layout
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.library_file import LibraryFile
-from iaprof.bpf.programs import SESSION_COPIES
+from iaprof.bpf.programs import SESSION_COPIES, WHEN_NEEDED
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
@@ -102,8 +102,8 @@ class Checks:
         probes: LaunchProbes | None = None
         with self._check("programs") as say:
             by_rules, probes = LaunchProbes(waits=True), LaunchProbes(frame_pointers_only=True)
-            by_rules.ready()
-            probes.ready()
+            for each in (by_rules, probes):
+                each.need(WHEN_NEEDED)
             assert by_rules._loaded is not None
             programs = {name for name in by_rules._loaded.fds if name.startswith("on_")} - SESSION_COPIES.keys()
             assert programs == set(plan["programs"]), programs
