@@ -74,7 +74,7 @@ class Programs:
         _load_programs(codes, self.fds)
         for phases, members in PHASES.items():
             for phase, member in members.items():
-                if member in codes and phases in self.fds:
+                if member in self.fds and phases in self.fds:  # also what was loaded when another one was refused
                     write_slot(self.fds[phases], phase, struct.pack("<I", self.fds[member]))
 
 

@@ -214,7 +214,7 @@ class Libraries:
                 yield from self._once(pid, path, _NO_ANSWER)
                 continue
             since = max(since, (yield from self._take(location, path, pid)))
-        if just is not None and since > just.time_ns and any(map(self._needs_probes, just.paths)):
+        if just is not None and since > just.time_ns and not all(map(self._is_reported, just.paths)):
             self._unprobed.waited(pid, since - just.time_ns)
         elif just is not None and not drivers:
             self._count_if_unprobed(pid, just)
@@ -228,13 +228,12 @@ class Libraries:
 
     def _count_if_unprobed(self, pid: int, just: Mapped) -> None:
         missed = just.paths - self._taken_paths
-        if any(map(self._needs_probes, missed)):
+        if any(not self._is_reported(path) and self._injection_skips(os.fsdecode(path)) for path in missed):
             self._unprobed.gone(pid)
 
-    def _needs_probes(self, path: bytes) -> bool:
-        """Whether launches by a driver are recorded if it has probes only: not if the injected library reports them."""
-        driver = os.fsdecode(path)
-        return not self.cuda_is_injected if is_cuda_driver(driver) else self._injection_skips(driver)
+    def _is_reported(self, path: bytes) -> bool:
+        """Whether our library, in the programs that are recorded, reports the launches by NVIDIA's driver at `path`."""
+        return self.cuda_is_injected and is_cuda_driver(os.fsdecode(path))
 
     def take_unprobed(self) -> Unprobed:
         """Returns the processes that were counted since the last call."""

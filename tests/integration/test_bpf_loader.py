@@ -182,6 +182,11 @@ def test_a_kernel_that_refuses_what_few_drivers_need_records_the_others(monkeypa
         check, needs_bcc = bpf_checks._programs()
         assert (check.level, needs_bcc) == (Level.PROBLEM, False)
         assert check.text.startswith("the kernel refuses one that Intel's drivers need")
+        # and what had no memory once is complete the next time
+        monkeypatch.undo()
+        probes.need(["on_draw"])
+        for phase, name in PHASES["phases"].items():
+            assert read_element(probes.maps["phases"], struct.pack("<I", phase), 4), name
     finally:
         probes.close()
 

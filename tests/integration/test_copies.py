@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections import Counter as Counted
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from iaprof.bpf.probes.usdt import Arg, Probe
 from iaprof.bpf.structs import ArgKind
 from iaprof.formats.wire.launches import COPY, Counter
 from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, Walked
-from integration.probed import Probed, probed
+from integration.probed import Call, Probed, probed
 from stacks.debugger import build, offset_of
 from waiting import until
 
@@ -52,8 +53,7 @@ def test_memory_above_a_threads_stack_is_not_copied(tmp_path: Path) -> None:
 def test_a_threads_first_stack_is_whole_though_a_large_frame_is_in_it(tmp_path: Path, words: list[str]) -> None:
     program = build(tmp_path, "large.c", "-O1")
     with probed(program) as seen, subprocess.Popen([program, *words], stdin=subprocess.PIPE) as process:
-        until(lambda: seen.counted(Counter.LAUNCHES) == 1, process)
-        (call,) = seen.calls()
+        (call,) = arrived(seen, 1, process)
     assert call.walked is Walked.WHOLE
     assert not call.kept
 
@@ -73,7 +73,7 @@ def test_a_rule_that_was_replaced_is_learnt_again_though_the_learner_gets_no_cpu
 
         # given a program whose rules are known, but for one that was replaced while the learner gets no CPU
         launch(1)
-        (first,) = seen.calls()
+        (first,) = arrived(seen, 1, process)
         assert first.walked is Walked.WHOLE
         forget_rule(seen, first.ips[1])
         child = seen.walking.learner._child
@@ -82,10 +82,10 @@ def test_a_rule_that_was_replaced_is_learnt_again_though_the_learner_gets_no_cpu
         launch(BURST)
         os.kill(child.pid, signal.SIGCONT)
         # when that happens again soon
-        copied = Counted([call.walked for call in seen.calls()])
+        copied = Counted([call.walked for call in arrived(seen, BURST, process)])
         forget_rule(seen, first.ips[1])
         launch(1)
-        (last,) = seen.calls()
+        (last,) = arrived(seen, 1, process)
     # then all of these have their stacks
     assert copied == {Walked.WHOLE: BURST}
     assert last.walked is Walked.WHOLE
@@ -104,9 +104,21 @@ def test_a_burst_of_small_stacks_is_whole_though_the_learner_gets_no_cpu_meanwhi
         until(lambda: seen.counted(Counter.LAUNCHES) >= BURST, process)
         os.kill(child.pid, signal.SIGCONT)
         # then each has its stack
-        walked = Counted(call.walked for call in seen.calls())
+        walked = Counted(call.walked for call in arrived(seen, BURST, process))
         assert not seen.counted(Counter.COPIES_LOST)
     assert walked == {Walked.WHOLE: BURST}
+
+
+def arrived(seen: Probed, count: int, process: subprocess.Popen[Any]) -> list[Call]:
+    """So many calls: BPF counts a launch before it sends it."""
+    calls: list[Call] = []
+
+    def are_enough() -> bool:
+        calls.extend(seen.calls())
+        return len(calls) >= count
+
+    until(are_enough, process)
+    return calls
 
 
 def forget_rule(seen: Probed, address: int) -> None:
