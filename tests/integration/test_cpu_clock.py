@@ -38,8 +38,8 @@ def test_a_busy_process_is_sampled_and_an_idle_one_is_not() -> None:
     busy.stdout.readline()
     parts, sent = [probes.samples.read()], []
     # when, until it has used two seconds
-    clock.enable(True)
     used, began = cpu_seconds(busy.pid), time.monotonic_ns()
+    clock.enable(True)
     while cpu_seconds(busy.pid) < used + 2:
         time.sleep(0.1)
         parts.append(probes.samples.read())
