@@ -296,6 +296,10 @@ def test_what_the_kernel_refuses_is_compiled_once(
     again.ready()
     assert (again.origin, again.compile_cpu_seconds) == (Origin.CACHED, 0)
     is_complete(again)
+    # unless it is with another bcc
+    monkeypatch.setattr(loader, "bcc_version", lambda: "9.9")
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        LaunchProbes()
 
 
 @thorough

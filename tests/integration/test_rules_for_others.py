@@ -175,7 +175,7 @@ def test_a_program_is_not_taken_for_an_earlier_one_of_the_same_process(tmp_path:
         calls = [call for call in seen.calls() if call.pid == process.pid]
     # then
     assert Counts(call.number for call in calls) == {1024: 84, 2048: 80}
-    finished = [call for call in calls if not call.kept]  # before the program had ended
-    assert len(finished) > 100
-    assert {(call.walked, len(call.ips)) for call in finished} == {(Walked.WHOLE, len(finished[0].ips))}
-    assert len({(call.ips[:2], call.ips[3:]) for call in finished}) == 1
+    # most of which are finished before their program has gone; main calls from four places
+    whole = [call for call in calls if call.walked is Walked.WHOLE]
+    assert len(whole) > len(calls) / 2
+    assert len({(call.ips[:2], call.ips[3:]) for call in whole}) == 1
