@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import is_untrusted, make_public_folder, open_regular
+from iaprof.basics.files import is_untrusted, make_public_folder, open_regular, others_write
 from iaprof.bpf.driver_layout import known_builds
 from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, VULKAN, Libraries, Outcome, is_vulkan
 from iaprof.formats.header.launch_warnings import driver_at
@@ -187,8 +187,7 @@ def check_folders(folders: Path = FOLDERS) -> None:
     """
     place = next(path for path in (folders, *folders.parents) if path.exists())
     status, flags = place.stat(), os.statvfs(place).f_flag
-    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-    if others_write or status.st_uid not in (0, os.geteuid()):
+    if (others_write(status) and not status.st_mode & stat.S_ISVTX) or status.st_uid not in (0, os.geteuid()):
         raise IaprofError(f"users other than root and you can put libraries into {place}: change its owner or mode")
     if flags & os.ST_NOEXEC:
         raise IaprofError(f"no library can be loaded from {place}, which is mounted noexec")

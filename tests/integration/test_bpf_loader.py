@@ -5,6 +5,7 @@ What that process hands over, what it says where it cannot, how waiting for it e
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,24 +71,35 @@ def probes(private: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchPro
     opened.close()
 
 
+@contextlib.contextmanager
+def refusing(
+    monkeypatch: pytest.MonkeyPatch, refusal: Callable[[str, bytes], OSError | None]
+) -> Iterator[LaunchProbes]:
+    """Loaded where the kernel refuses some programs: `refusal` gets name and code."""
+
+    def load_or_refuse(name: str, code: bytes, kind: ProgramFor) -> int:
+        if error := refusal(name, code):
+            raise error
+        return load_program(name, code, kind)
+
+    monkeypatch.setattr(loader, "load_program", load_or_refuse)
+    with contextlib.closing(LaunchProbes()) as probes:
+        probes.ready()
+        yield probes
+
+
 def test_a_kernel_that_refuses_calls_of_its_functions_gets_bounded_loops(
     private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As without BPF's JIT."""
     calls = b"\x85\x20\0\0"  # the instruction; its operand is the function
 
-    def load_without_jit(name: str, code: bytes, kind: ProgramFor) -> int:
-        if any(code[at : at + 4] == calls for at in range(0, len(code), 8)):
-            raise OSError(errno.EINVAL, "calling kernel functions needs the JIT")
-        return load_program(name, code, kind)
+    def without_jit(_: str, code: bytes) -> OSError | None:
+        has_calls = any(code[at : at + 4] == calls for at in range(0, len(code), 8))
+        return OSError(errno.EINVAL, "calling kernel functions needs the JIT") if has_calls else None
 
-    monkeypatch.setattr(loader, "load_program", load_without_jit)
-    probes = LaunchProbes()
-    try:
-        probes.ready()
+    with refusing(monkeypatch, without_jit) as probes:
         assert (probes.origin, probes.follows_frame_pointers) == (Origin.SHIPPED, False)
-    finally:
-        probes.close()
 
 
 def child_of(probes: LaunchProbes) -> int:
@@ -137,42 +149,30 @@ def test_what_ships_is_loaded_by_this_process_alone() -> None:
     is_complete(probes)
 
 
-@pytest.fixture
-def shipped_probes() -> Iterator[LaunchProbes]:
-    opened = LaunchProbes()
-    yield opened
-    opened.close()
+def test_programs_that_few_drivers_need_are_loaded_for_these() -> None:
+    with contextlib.closing(LaunchProbes()) as probes:
+        fds = probes.maps
 
+        def loaded() -> set[str]:
+            phases = PHASES["phases"].items()
+            called = {name for phase, name in phases if read_element(fds["phases"], struct.pack("<I", phase), 4)}
+            assert called == set(PHASES["phases"].values()) & fds.keys()
+            return fds.keys() & WHEN_NEEDED.keys()
 
-def test_programs_that_few_drivers_need_are_loaded_for_these(shipped_probes: LaunchProbes) -> None:
-    fds = shipped_probes.maps
-
-    def loaded() -> set[str]:
-        called = {
-            name for phase, name in PHASES["phases"].items() if read_element(fds["phases"], struct.pack("<I", phase), 4)
-        }
-        assert called == set(PHASES["phases"].values()) & fds.keys()
-        return fds.keys() & WHEN_NEEDED.keys()
-
-    assert loaded() == set()
-    shipped_probes.need(["on_transfer", "on_execute"])
-    assert {"on_handle_launched", "on_execute", "on_executed"} < loaded() == set(WHEN_NEEDED["on_execute"])
-    before = dict(fds)
-    shipped_probes.need(["on_execute", "on_draw"])
-    assert loaded() == WHEN_NEEDED.keys()
-    assert before.items() < dict(fds).items()
+        assert loaded() == set()
+        probes.need(["on_transfer", "on_execute"])
+        assert {"on_handle_launched", "on_execute", "on_executed"} < loaded() == set(WHEN_NEEDED["on_execute"])
+        before = dict(fds)
+        probes.need(["on_execute", "on_draw"])
+        assert loaded() == WHEN_NEEDED.keys()
+        assert before.items() < dict(fds).items()
 
 
 def test_a_kernel_that_refuses_what_few_drivers_need_records_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_or_refuse(name: str, code: bytes, kind: ProgramFor) -> int:
-        if name == "on_made":
-            raise OSError(errno.EACCES, "Permission denied; the verifier: R1 is wrong")
-        return load_program(name, code, kind)
+    def on_made(name: str, _: bytes) -> OSError | None:
+        return OSError(errno.EACCES, "Permission denied; the verifier: R1 is wrong") if name == "on_made" else None
 
-    monkeypatch.setattr(loader, "load_program", load_or_refuse)
-    probes = LaunchProbes()
-    try:
-        probes.ready()
+    with refusing(monkeypatch, on_made) as probes:
         assert probes.origin is Origin.SHIPPED
         probes.need(["on_handle_launch"])
         for _ in range(2):
@@ -187,8 +187,6 @@ def test_a_kernel_that_refuses_what_few_drivers_need_records_the_others(monkeypa
         probes.need(["on_draw"])
         for phase, name in PHASES["phases"].items():
             assert read_element(probes.maps["phases"], struct.pack("<I", phase), 4), name
-    finally:
-        probes.close()
 
 
 def test_the_kernels_offsets_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
